@@ -1,4 +1,4 @@
-"""Handles functions as graphs, which are imported, and as the runtime knows them, which are made of nodes."""
+"""Handles functions as graphs, which can be imported, and as the runtime's definitions, made of nodes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from grappler_passes.compat.graph_protos import split_input
 from grappler_passes.compat.shape_inference import ARGUMENT
 from tf_ooo.errors import BackendError
 
-# On functions, and calls of them, that XLA compiles as a whole.
+# This attribute marks functions, and calls of them, that XLA compiles as a whole.
 COMPILED = "_XlaMustCompile"
 _RESULT = "_Retval"
 _numbers = itertools.count(1)
 
 
 def captures_of(concrete: Any) -> list[tuple[Any, Any]]:
-    """Return pairs (tensor outside, placeholder inside). Raises BackendError for what only a call could
-    tell."""
+    """Return pairs (tensor outside, placeholder inside); BackendError if only a call could tell one."""
     graph = concrete.graph
     if getattr(graph, "deferred_external_captures", None):
         raise BackendError("the step reads values that are only known when it is called (deferred captures)")
@@ -36,7 +35,7 @@ def captures_of(concrete: Any) -> list[tuple[Any, Any]]:
 def import_here(
     graph_def: graph_pb2.GraphDef, replaced: dict[str, Any], wanted: Sequence[str], name: str = ""
 ) -> list[Any]:
-    """Imports the graph into the function that is being traced, below ``name``.
+    """Import the graph into the function being traced, below ``name``.
 
     ``replaced`` maps tensor names to tensors.
     """
@@ -46,7 +45,7 @@ def import_here(
 
 
 def captured_here(concrete: Any) -> list[Any]:
-    """Capture what a traced function captures in the one that is being traced, with its variables."""
+    """Capture, in the function being traced, what a traced function captures, with its variables."""
     graph = tf.compat.v1.get_default_graph()
     for variable in concrete.graph.variables:
         graph.watch_variable(variable)
@@ -54,9 +53,9 @@ def captured_here(concrete: Any) -> list[Any]:
 
 
 def made_again(op: tf.Operation, inputs: Sequence[Any]) -> list[Any]:
-    """Return the results of an op of the same type and attributes, made here, of other inputs.
+    """Make an op of the same type and attributes here, with other inputs; return its results.
 
-    Marks, and beside which op it is to stand, are left to where it is made.
+    Marks and colocations are not copied: they depend on where the op is made.
     """
     own = {attribute.name for attribute in op.op_def.attr}
     attributes = {name: value for name, value in op.node_def.attr.items() if name in own}
@@ -68,21 +67,20 @@ def made_again(op: tf.Operation, inputs: Sequence[Any]) -> list[Any]:
 
 
 def without_placeholders(graph_def: graph_pb2.GraphDef) -> Any:
-    """Return the graph without its inputs, which whoever imports it provides."""
+    """Return the graph without its inputs, which the importer provides."""
     return graph_protos.with_nodes(graph_def, (n for n in graph_def.node if n.op != "Placeholder"))
 
 
 def is_within_another() -> bool:
-    """Return whether the function that is being traced here is called by another one being traced."""
+    """Return whether the function being traced is called by another one being traced."""
     outer = getattr(tf.compat.v1.get_default_graph(), "outer_graph", None)
     return getattr(outer, "outer_graph", None) is not None
 
 
 def bodies_of(op: tf.Operation) -> list[Any]:
-    """Return the FuncGraphs that a graph op calls: a function's, or a condition's branches; [] for another
-    op.
+    """Return the FuncGraphs that an op calls: a function's, or a condition's branches; [] for other ops.
 
-    Their ``inputs`` are the op's: the last of them, where a condition has others before.
+    Their ``inputs`` are the op's last inputs: a condition has others before.
     """
     keys = {attr.name for attr in op.op_def.attr} & {"f", "then_branch", "else_branch", "branches"}
     called = tf.nest.flatten([op.get_attr(key) for key in sorted(keys)])
@@ -91,16 +89,16 @@ def bodies_of(op: tf.Operation) -> list[Any]:
 
 
 def captured_by(graph: object) -> dict[int, Any]:
-    """Return what a FuncGraph captures so far, by ``id`` of the placeholder."""
+    """Return the tensors that a FuncGraph captures so far, by the ``id`` of their placeholders."""
     return {id(internal): external for external, internal in getattr(graph, "captures", ())}
 
 
-# The ops that change the variable which is their first input.
+# These ops change the variable that is their first input.
 _WRITES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply", "ResourceStridedSliceAssign")
 
 
 def written_by(graph: Any) -> set[int]:
-    """Return the ``id`` of each tensor outside that stands for a variable which a FuncGraph writes to."""
+    """Return the ``id`` of each outer tensor that stands for a variable which a FuncGraph writes to."""
     return {id(_outside(graph, tensor)) for op in graph.get_operations() for tensor in written_by_op(op)}
 
 
@@ -115,7 +113,7 @@ def written_by_op(op: tf.Operation) -> Iterator[Any]:
 
 
 def _outside(graph: object, tensor: tf.Tensor) -> Any:
-    """Follows a captured tensor to the outermost of the graphs that are traced within one another."""
+    """Follow a captured tensor to the outermost of nested graphs being traced."""
     while id(tensor) in (captured := captured_by(graph)):
         tensor = captured[id(tensor)]
         graph = getattr(tensor, "graph", None)
@@ -123,15 +121,15 @@ def _outside(graph: object, tensor: tf.Tensor) -> Any:
 
 
 def captures_so_far(graph: Any) -> set[str]:
-    """Return names of the ops by which a graph that is being traced knows what is outside of it.
+    """Return the names of the ops by which a graph being traced knows what is outside of it.
 
-    Small values are constants, that stand for the same value wherever the function meets it again.
+    Small values are constants, which stand for the same value wherever the function meets it again.
     """
     return {internal.op.name for _, internal in graph.captures}
 
 
 def ops_reached_from(graph: Any) -> Iterator[tuple[str, str]]:
-    """Yield (name, type) of the ops of a graph and of all functions that it reaches, however old."""
+    """Yield (name, type) of the ops of a graph and of all functions that it reaches, old ones too."""
     for op in graph.get_operations():
         yield op.name, op.type
     yield from ops_called_from(graph)
@@ -146,9 +144,9 @@ def ops_called_from(graph: Any) -> Iterator[tuple[str, str]]:
 
 
 def set_random_numbers(graph: Any, number: float = 0.37) -> None:
-    """Has all ops of a graph that is being traced read one number in the place of random ones.
+    """Make all ops of a graph being traced read one number instead of random ones.
 
-    What shuffles rows reverses them instead.  Functions that the graph calls keep theirs.
+    Ops that shuffle rows reverse them instead.  Functions that the graph calls keep their random numbers.
     """
     for op in graph.get_operations():
         if "Random" not in op.type or op.type.startswith("StatelessRandomGet") or not op.outputs:
@@ -166,12 +164,13 @@ def set_random_numbers(graph: Any, number: float = 0.37) -> None:
                 reader._update_input(place, new)
 
 
-# On the communications of a gradient that travels in slices: which of them.
+# This attribute numbers the communications of a gradient that travels in slices.
 PART_ATTR = "_ooo_part"
-# On the ops of a message: its name.
+# This attribute holds the name of the message that an op belongs to.
 _MESSAGE_ATTR = "_ooo_message"
-# Grappler's arithmetic optimizer writes this on sums that it has looked at: with it, a chain of sums stays a
-# chain. Else it becomes one AddN, which keeps the gradients of all micro-batches alive to the end.
+# Grappler's arithmetic optimizer sets this on sums that it has looked at: with it, a chain of sums stays a
+# chain. Without it the chain becomes one AddN, which keeps the gradients of all micro-batches alive to the
+# end.
 _LEAVE_SUMS = "_grappler_ArithmeticOptimizer_AddOpsRewriteStage"
 
 
@@ -182,10 +181,11 @@ def _marked(attributes: Mapping[str, AttrValue]) -> AbstractContextManager[None]
 
 @contextlib.contextmanager
 def numbered_step(number: int, attribute: str, scope: str) -> Iterator[None]:
-    """Ops made inside say which step they belong to: by an attribute, and by their scope if one is given.
+    """Mark ops made inside with the number of their step: in an attribute, and in their scope if one is
+    given.
 
-    Also inside of another's.  TensorFlow's graph optimizers are not blind to names: in a scope the same step
-    may differ in the last bit.
+    Blocks may be nested.  TensorFlow's graph optimizers look at names: in a scope the same step may differ in
+    the last bit.
     """
     named = tf.name_scope(f"{scope}{number}/") if scope else contextlib.nullcontext()
     with _marked({attribute: AttrValue(i=number)}), named:
@@ -193,50 +193,50 @@ def numbered_step(number: int, attribute: str, scope: str) -> Iterator[None]:
 
 
 def numbered_turn(number: int) -> AbstractContextManager[None]:
-    """Ops made inside say after how many updates of their step they come."""
+    """Mark ops made inside with the number of updates in their step that come before."""
     return _marked({TURN_ATTR: AttrValue(i=number)})
 
 
 def numbered_part(number: int) -> AbstractContextManager[None]:
-    """Ops made inside say which slice they belong to; of no use where ops run at once."""
+    """Mark ops made inside with the number of their slice; does nothing if ops run eagerly."""
     return contextlib.nullcontext() if tf.executing_eagerly() else _marked({PART_ATTR: AttrValue(i=number)})
 
 
 def named_message(name: str) -> AbstractContextManager[None]:
-    """Ops made inside say which message they belong to; of no use where ops run at once.
+    """Mark ops made inside with the message they belong to; does nothing if ops run eagerly.
 
-    Grappler merges ops that compute the same, Horovod's too, unless their attributes differ.  Where two
-    weights have the same gradient it may see so in one rank's graph only, as it does if it knows the size of
-    a batch: the other ranks would wait for a message that is gone.
+    Grappler merges ops that compute the same, Horovod's too, unless their attributes differ.  If two weights
+    have the same gradient it may see this only in one rank's graph, for example because it knows the size of
+    a batch there: the other ranks would wait for a message that is gone.
     """
     mark = {_MESSAGE_ATTR: AttrValue(s=name.encode())}
     return contextlib.nullcontext() if tf.executing_eagerly() else _marked(mark)
 
 
 def marked_sums() -> AbstractContextManager[None]:
-    """Ops made inside are sums of gradients, which Grappler leaves as they are."""
+    """Mark ops made inside as sums of gradients, which Grappler leaves as they are."""
     return _marked(dict.fromkeys((SUM_ATTR, _LEAVE_SUMS), AttrValue(b=True)))
 
 
 def leave_sums(graph_def: graph_pb2.GraphDef) -> None:
-    """Marks all sums of a graph: Grappler sorts what it joins by names, which gives each copy other bits."""
+    """Mark all sums of a graph: Grappler sorts what it joins by name, which gives each copy other bits."""
     for node in graph_def.node:
         if node.op in ("Add", "AddV2", "AddN"):
             node.attr[_LEAVE_SUMS].b = True
 
 
 def unique_name(prefix: str) -> str:
-    """Return a function name that nothing else in this process has."""
+    """Return a function name that is unique in this process."""
     return f"{prefix}_{next(_numbers)}"
 
 
 def function_def(
     name: str, nodes: Iterable[Any], inputs: Sequence[tuple[str, str]], outputs: Sequence[tuple[str, str]]
 ) -> Any:
-    """Return a FunctionDef of ``nodes``, NodeDefs that read the inputs by name.
+    """Return a FunctionDef of ``nodes``, which are NodeDefs that read the inputs by name.
 
-    ``inputs``: (name, dtype name); ``outputs``: (``node:port``, dtype name).  All attributes are there, also
-    those with their default.
+    ``inputs``: (name, dtype name); ``outputs``: (``node:port``, dtype name).  All attributes are set, also
+    those with default values.
     """
     function = function_pb2.FunctionDef(node_def=nodes)
     signature, body = function.signature, function.node_def
@@ -253,7 +253,7 @@ def function_def(
 
 
 def ports_of(function: Any) -> dict[str, tuple[str, int]]:
-    """Return node and port of each tensor in a FunctionDef, by the text for it inside."""
+    """Return node and port of each tensor in a FunctionDef, by the text used for it inside."""
     ports = {argument.name: (argument.name, 0) for argument in function.signature.input_arg}
     for node in function.node_def:
         ports |= {text: (node.name, port) for port, text in enumerate(graph_protos.output_names(node))}
@@ -261,10 +261,10 @@ def ports_of(function: Any) -> dict[str, tuple[str, int]]:
 
 
 class OptimizedGraph:
-    """Calls a graph as graph optimizers get it, with ``_Arg`` and ``_Retval`` nodes, as a function.
+    """Calls a graph in the form graph optimizers get it, with ``_Arg`` and ``_Retval`` nodes, as a function.
 
-    It is called without being optimized again.  TensorFlow is given the nodes as they are: to import them
-    into a graph that Python knows takes ten times as long.
+    It is not optimized again.  TensorFlow is given the nodes as they are: importing them into a graph that
+    Python knows takes ten times as long.
 
     Args:
         graph_def: the graph; it may call no functions but those that XLA compiles.
@@ -284,20 +284,20 @@ class OptimizedGraph:
         except KeyError as error:
             raise ValueError(f"it lacks {':'.join(map(str, error.args[0]))}") from error
         self._captured, self._results = list(captured), len(function.signature.output_arg)
-        # Optimizers leave out arguments that nothing reads.
+        # Optimizers remove arguments that nothing reads.
         self._read = [node.attr["index"].i for node in _ends(graph_def, ARGUMENT)]
         self._name = function.signature.name
         self._kept = runtime.kept_functions([*graph_def.library.function, function])
 
     def __call__(self, *tensors: Any) -> list[Any]:
-        """Return the results, flat, for the arguments' tensors."""
+        """Return the results, flat, for the tensors of the arguments."""
         given = [*tensors, *self._captured]
         with runtime.calls_not_optimized():
             return runtime.call_function(self._name, [given[place] for place in self._read], self._results)
 
 
 def _as_function(graph_def: graph_pb2.GraphDef, needed: Iterable[str]) -> function_pb2.FunctionDef:
-    """Return the graph between its ends as a function that also runs the ops ``needed``."""
+    """Return the graph between its arguments and results as a function that also runs the ops ``needed``."""
     arguments, results = _ends(graph_def, ARGUMENT), _ends(graph_def, _RESULT)
     ends = {node.name for node in (*arguments, *results)}
     body = graph_pb2.GraphDef(node=[node for node in graph_def.node if node.name not in ends]).node
@@ -323,5 +323,5 @@ def _as_function(graph_def: graph_pb2.GraphDef, needed: Iterable[str]) -> functi
 
 
 def _ends(graph_def: graph_pb2.GraphDef, op: str) -> list[node_def_pb2.NodeDef]:
-    """Return the arguments or the results of a function, in their order."""
+    """Return the arguments or the results of a function, in order."""
     return sorted((n for n in graph_def.node if n.op == op), key=lambda node: node.attr["index"].i)

@@ -1,5 +1,4 @@
-"""Handles what a model is compiled with: optimizers, losses and metrics of Keras 3, Keras 2 and its legacy
-ones."""
+"""Handles what a model is compiled with (optimizers, losses, metrics) in Keras 3, Keras 2 and legacy."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ Apply = Callable[..., Any]
 
 
 def is_optimizer(value: object) -> bool:
-    """Return whether ``value`` is an optimizer of any Keras that is loaded."""
+    """Return whether ``value`` is an optimizer of a loaded Keras."""
     modules = [keras.optimizers for keras in versions.loaded_keras()]
     modules += [keras.optimizers.legacy for keras in versions.loaded_keras() if versions.is_keras_2(keras)]
     return any(isinstance(value, module.Optimizer) for module in modules)
@@ -35,10 +34,10 @@ def inner_optimizers(optimizer: keras.optimizers.Optimizer) -> list[Any]:
 
 
 def build_optimizer(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> None:
-    """Creates the optimizer's variables; those that are there stay as they are.
+    """Create the optimizer's variables; existing ones stay as they are.
 
-    What Keras 3's optimizers assign to them while they are built is lost, as in its ``fit``, which builds
-    them in a trace that is thrown away.
+    Values that Keras 3's optimizers assign to them while being built are lost, as in Keras' ``fit``, which
+    builds them in a trace that is thrown away.
     """
     if _is_legacy(optimizer):
         optimizer.iterations  # noqa: B018 - a property that creates it
@@ -55,11 +54,10 @@ def build_optimizer(optimizer: keras.optimizers.Optimizer, variables: Sequence[A
 
 
 def to_be_built(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> list[Any] | None:
-    """Return stand-ins of what :func:`build_optimizer` would create, to be asked for shapes; empty: it is
-    there.
+    """Return stand-ins for the shapes of what :func:`build_optimizer` would create; empty if it exists.
 
-    Another optimizer of the same settings is built in a graph that never runs, so that nothing is allocated.
-    None: it cannot be made from its settings, or is one of the older ones.
+    Another optimizer with the same settings is built in a graph that never runs, so that nothing is
+    allocated. None: it cannot be made from its settings, or is a legacy one.
     """
     if is_built(optimizer) or _is_legacy(optimizer):
         return [] if is_built(optimizer) else None
@@ -81,7 +79,7 @@ def to_be_built(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any])
 
 
 def is_built(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Return whether the optimizer's variables exist; the older ones cannot tell, so False."""
+    """Return whether the optimizer's variables exist; False for legacy ones, which cannot tell."""
     built = getattr(optimizer, "built", None) if not versions.is_of_keras_2(optimizer) else None
     return bool(getattr(optimizer, "_built", False) if built is None else built)
 
@@ -91,9 +89,9 @@ def _is_legacy(optimizer: keras.optimizers.Optimizer) -> bool:
 
 
 def shadow_update(optimizer: keras.optimizers.Optimizer, make: Callable[[Apply], Apply]) -> None:
-    """Has updates go through ``make(apply)`` until :func:`unshadow_update`.
+    """Pass updates through ``make(apply)`` until :func:`unshadow_update`.
 
-    ``apply(grads, trainable_variables=None)`` is the method of Keras 3, or what does the same in Keras 2.
+    ``apply(grads, trainable_variables=None)`` is Keras 3's method, or does the same in Keras 2.
     """
     if not versions.is_of_keras_2(optimizer):
         keras_layers.shadow(optimizer, "apply", make(optimizer.apply))
@@ -113,12 +111,12 @@ def shadow_update(optimizer: keras.optimizers.Optimizer, make: Callable[[Apply],
 
 
 def unshadow_update(optimizer: keras.optimizers.Optimizer) -> None:
-    """Undoes :func:`shadow_update`."""
+    """Undo :func:`shadow_update`."""
     keras_layers.unshadow(optimizer, "apply_gradients" if versions.is_of_keras_2(optimizer) else "apply")
 
 
 def loss_scaling(optimizer: keras.optimizers.Optimizer) -> str:
-    """Return the name of the optimizer's method that scales losses; empty: it returns them as they are."""
+    """Return the name of the optimizer's method that scales losses; empty if it scales none."""
     if versions.is_of_keras_2(optimizer):
         return "get_scaled_loss" if hasattr(optimizer, "get_scaled_loss") else ""
     by_itself = isinstance(optimizer, versions.keras_of(optimizer).optimizers.LossScaleOptimizer)
@@ -128,7 +126,8 @@ def loss_scaling(optimizer: keras.optimizers.Optimizer) -> str:
 def update(
     optimizer: keras.optimizers.Optimizer, grads: Sequence[Any], variables: Sequence[Any] | None
 ) -> None:
-    """Updates variables, None: those that the optimizer was built with, from gradients in their order."""
+    """Update variables from gradients in their order; None: the variables that the optimizer was built
+    with."""
     if versions.is_of_keras_2(optimizer):
         optimizer.apply_gradients(list(zip(grads, variables_to_apply(optimizer, variables), strict=True)))
     else:
@@ -141,8 +140,7 @@ def variables_to_apply(optimizer: keras.optimizers.Optimizer, given: Any) -> lis
 
 
 def state_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    """Return the variables of an optimizer; also of Horovod's wrapper, whose own property fails with Keras
-    3."""
+    """Return an optimizer's variables, also of Horovod's wrapper, whose own property fails with Keras 3."""
     keras = versions.keras_of(optimizer)
     numbers: list[Any] = []
     if not versions.is_keras_2(keras):
@@ -156,12 +154,13 @@ def state_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
 
 
 def horovod_averages(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Say whether ``hvd.DistributedOptimizer`` made it and it averages: Keras 3 calls none of its hooks."""
+    """Say whether ``hvd.DistributedOptimizer`` made the optimizer and it averages; Keras 3 calls no hook of
+    it."""
     return is_horovod_optimizer(optimizer) and versions.is_of_keras_2(optimizer)
 
 
 def is_horovod_optimizer(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Return whether ``hvd.DistributedOptimizer`` made it."""
+    """Return whether ``hvd.DistributedOptimizer`` made the optimizer."""
     return hasattr(optimizer, "_allreduce_grads") and hasattr(optimizer, "_agg_helper")
 
 
@@ -170,29 +169,28 @@ def _own_rate(optimizer: keras.optimizers.Optimizer) -> Any:
 
 
 def is_plain_sgd(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Return whether an update only subtracts the gradient times a number that is always the same."""
+    """Return whether an update only subtracts the gradient times a number that never changes."""
     keras = versions.keras_of(optimizer)
     if versions.is_keras_2(keras) and isinstance(optimizer, keras.optimizers.legacy.SGD):
         return not optimizer._momentum  # its ``momentum`` is a variable
     more = ("momentum", "weight_decay", "clipnorm", "clipvalue")
     if not isinstance(optimizer, keras.optimizers.SGD) or any(getattr(optimizer, name) for name in more):
         return False
-    # A schedule is no variable.
+    # If the rate is a schedule there is no variable behind it.
     return hasattr(keras_values.variable_of_keras(_own_rate(optimizer)), "handle")
 
 
 def summed_losses(model: keras.Model) -> list[str]:
-    """Return names of the losses given to ``compile`` that add up a batch instead of averaging it.
+    """Return the names of compiled losses that add up a batch instead of averaging it.
 
-    Where a loss has no reduction, the gradient is that of the sum, unless the model's own code averages it.
+    If a loss has no reduction, the gradient is the sum's, unless the model's own code averages it.
     """
     summed = {"sum"} if _has_own_loss_code(model) else {"sum", "none", None}
     return [loss.name for loss in _losses(model) if loss.reduction in summed]
 
 
 def masks(model: keras.Model) -> list[str]:
-    """Return titles of the layers that make masks, and names of losses that divide by something else than
-    rows."""
+    """Name the layers that make masks, and the losses that divide by something else than rows."""
     masking = versions.keras_of(model).layers.Masking
     return [
         keras_layers.title_of(layer)
@@ -206,12 +204,12 @@ def masks(model: keras.Model) -> list[str]:
 
 
 def is_kerass_own(loss: object) -> bool:
-    """Say whether a loss is an object of one of Keras' own classes, whose settings ``get_config`` tells."""
+    """Say whether a loss is an object of one of Keras' own classes: ``get_config`` tells its settings."""
     return hasattr(loss, "get_config") and type(loss).__module__.split(".")[0] in keras_layers.OWN_MODULES
 
 
 def own_loss_code(model: keras.Model) -> list[str]:
-    """Name what is not Keras' own and may decide how a loss depends on the rows of a batch, each in words."""
+    """Name, in words, code outside of Keras that may decide how a loss depends on the rows of a batch."""
     said = [type(model).__name__] if _has_own_loss_code(model) else []
     for loss in tf.nest.flatten(getattr(model, "loss", None)):
         if callable(loss) and not _is_known(loss):
@@ -235,7 +233,7 @@ def _is_known(loss: object) -> bool:
 
 
 def loss_weights(model: keras.Model) -> Any:
-    """Return the loss weights given to ``compile``, as JSON types; None: none, or nobody knows."""
+    """Return the compiled loss weights as JSON types; None if there are none or they are unknown."""
     with contextlib.suppress(Exception):  # a loss that cannot be serialized
         given = model.get_compile_config()["loss_weights"]
         return json.loads(json.dumps(given, default=float))
@@ -248,7 +246,7 @@ def _losses(model: keras.Model) -> list[Any]:
 
 
 def _ignored_class(loss: object) -> Any:
-    """With Keras 2 it is an argument of the loss function."""
+    """Return the class that a loss ignores; with Keras 2 it is an argument of the loss function."""
     return getattr(loss, "ignore_class", getattr(loss, "_fn_kwargs", {}).get("ignore_class"))
 
 
@@ -260,10 +258,10 @@ def _has_own_loss_code(model: keras.Model) -> bool:
 
 @contextlib.contextmanager
 def weighted_means(model: keras.Model, weight: object) -> Iterator[None]:
-    """Inside the block a number that a ``Mean`` of the model is given counts ``weight`` by default.
+    """Make a number given to a ``Mean`` of the model inside the block count ``weight`` by default.
 
     Keras 3 weighs the means of each output's loss by the rows that its trace knows.  ``fit`` traces with open
-    rows, so that each batch counts alike; here each micro-batch counts its share of that.
+    rows, so that each batch counts the same; here each micro-batch counts its share of that.
     """
     kind = versions.keras_of(model).metrics.Mean
     loss: Any = getattr(model, "_compile_loss", None)
@@ -290,6 +288,6 @@ def weighted_means(model: keras.Model, weight: object) -> Iterator[None]:
 
 
 def _update_mean(update: Any, weight: Any, always: bool, values: Any, sample_weight: Any = None) -> Any:
-    """``always``: the weight takes the place of the rows that the trace knows."""
+    """Update a mean; with ``always`` the weight replaces the number of rows that the trace knows."""
     weighs = always or (sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0)
     return update(values, sample_weight=weight if weighs else sample_weight)

@@ -1,4 +1,5 @@
-"""Tells of the ``fit`` that runs: callbacks, batches, where it begins, what it saw, what it trains."""
+"""Tells about the running ``fit``: its callbacks and batches, where it begins, what it saw, what it
+trains."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ Flags = list[tuple[Any, str, bool]]
 
 
 class Callback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Is ``keras.callbacks.Callback`` that ``tf_keras`` may be given, too: Keras 2 asks for its hooks."""
+    """A ``keras.callbacks.Callback`` that ``tf_keras`` accepts too: Keras 2 asks for its hooks."""
 
     def _implements_train_batch_hooks(self) -> bool:
         return _overrides(self, keras.callbacks.Callback, "train_batch", "batch")
@@ -39,14 +40,13 @@ def _overrides(callback: object, base: Any, *whats: str) -> bool:
     return any(name in own or getattr(kind, name, None) is not getattr(base, name, None) for name in hooks)
 
 
-# The object that gives a ``fit`` its batches has this context manager around each epoch.
+# The object that gives a ``fit`` its batches enters this context manager around each epoch.
 AROUND_BATCHES = "catch_stop_iteration"
 _KERAS_2_START = "_maybe_load_initial_counters_from_ckpt"
 
 
 def running_callback_list() -> Any:
-    """Return the ``CallbackList`` that is calling this process' innermost callback; None: nobody calls
-    one."""
+    """Return the ``CallbackList`` that is calling this process' innermost callback; None if none is."""
     for frame in _frames(sys._getframe()):
         caller = frame.f_locals.get("self")
         if caller is not None and isinstance(caller, versions.keras_of(caller).callbacks.CallbackList):
@@ -55,15 +55,15 @@ def running_callback_list() -> Any:
 
 
 def epochs_of_fit() -> int | None:
-    """Return the ``epochs`` of the ``fit`` that is calling a callback; None: nobody knows."""
+    """Return the ``epochs`` of the ``fit`` that is calling a callback; None if unknown."""
     epochs = (getattr(running_callback_list(), "params", None) or {}).get("epochs")
     return None if epochs is None else int(epochs)
 
 
 def may_stop_within_epochs() -> bool:
-    """Return whether a callback of the calling ``fit`` acts on single batches and might end it there.
+    """Return whether a callback of the calling ``fit`` acts on single batches and might end training there.
 
-    Of Keras' own only ``TerminateOnNaN`` does, and ``LambdaCallback`` whatever it was given.
+    In Keras only ``TerminateOnNaN`` does, and ``LambdaCallback``, depending on its functions.
     """
     return any(map(_acts_on_batches, getattr(running_callback_list(), "callbacks", ())))
 
@@ -77,13 +77,13 @@ def _acts_on_batches(callback: object) -> bool:
 
 
 def argument_of_fit(name: str) -> Any:
-    """Return the argument of that name of the innermost running ``fit``; None: nothing was given."""
+    """Return an argument of the innermost running ``fit`` by name; None if it was not given."""
     fits = (frame.f_locals for frame in _frames(sys._getframe()) if frame.f_code.co_name == "fit")
     return next((arguments[name] for arguments in fits if name in arguments), None)
 
 
 def running_batches() -> Any:
-    """Return what gives the innermost ``fit`` its batches, by :data:`AROUND_BATCHES`; None: it is unknown."""
+    """Return the object with :data:`AROUND_BATCHES` that gives the innermost ``fit`` its batches, or None."""
     for frame in _frames(sys._getframe()):
         for name in ("epoch_iterator", "data_handler"):  # Keras 3, Keras 2
             if hasattr(batches := frame.f_locals.get(name), AROUND_BATCHES):
@@ -92,20 +92,20 @@ def running_batches() -> Any:
 
 
 def main_thread_trains() -> bool:
-    """Return whether this process' main thread is in an epoch of a ``fit``; for another thread to ask."""
+    """Return whether the main thread is in an epoch of a ``fit``; other threads may ask."""
     innermost = sys._current_frames().get(threading.main_thread().ident or 0)
     return any(f.f_code.co_name == "fit" and "epoch" in f.f_locals for f in _frames(innermost))
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield a frame and those around it: Keras hands what is in them to nobody."""
+    """Yield a frame and those around it: Keras gives nobody access to what is in them."""
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
 def ends_training_without_data(model: keras.Model) -> bool:
-    """Say whether ``fit`` takes a StopIteration before the last expected step for the end of all training."""
+    """Say whether ``fit`` takes a StopIteration before the last expected step as the end of all training."""
     return versions.is_of_keras_2(model)
 
 
@@ -117,7 +117,7 @@ def start_epoch_of(model: keras.Model) -> int:
 
 
 def set_start_epoch(model: keras.Model, epoch: int) -> None:
-    """See :func:`start_epoch_of`."""
+    """Set what :func:`start_epoch_of` returns."""
     if not versions.is_of_keras_2(model):
         model._initial_epoch = epoch or None
         return
@@ -132,7 +132,7 @@ def set_start_epoch(model: keras.Model, epoch: int) -> None:
     keras_layers.shadow(model, _KERAS_2_START, once)
 
 
-# Keras 3's BackupAndRestore saves with this method, to these paths, all below the first.
+# Keras 3's BackupAndRestore saves with this method, to these paths, all of them below the first.
 BACKUP_SAVE = "_save_model"
 _BACKUP_PATHS = (
     *("backup_dir", "_weights_path", "_training_metadata_path"),
@@ -141,14 +141,15 @@ _BACKUP_PATHS = (
 
 
 def backup_save(callback: object) -> Callable[[], None] | None:
-    """Return how a ``BackupAndRestore`` saves; None for other callbacks and Keras 2's, which saves whole."""
+    """Return how a ``BackupAndRestore`` saves; None for other callbacks and for Keras 2, which saves
+    whole."""
     known = all(hasattr(callback, name) for name in (BACKUP_SAVE, *_BACKUP_PATHS[:3]))
     return getattr(callback, BACKUP_SAVE) if known else None
 
 
 @contextlib.contextmanager
 def backing_up_into(callback: Any, folder: str) -> Iterator[None]:
-    """Inside the block a ``BackupAndRestore`` saves to that folder."""
+    """Make a ``BackupAndRestore`` save to that folder inside the block."""
     paths = {name: getattr(callback, name) for name in _BACKUP_PATHS if hasattr(callback, name)}
     own = str(callback.backup_dir)
     try:
@@ -161,7 +162,7 @@ def backing_up_into(callback: Any, folder: str) -> Iterator[None]:
 
 
 def samples_seen(model: keras.Model) -> float:
-    """Return over how many samples the model's loss has been averaged since the reset; 0: unknown."""
+    """Return how many samples the model's loss is averaged over since the reset; 0 if unknown."""
     tracker = getattr(model, "_loss_tracker", None)
     if versions.is_of_keras_2(model):
         tracker = getattr(getattr(model, "compiled_loss", None), "_total_loss_mean", None)
@@ -170,9 +171,10 @@ def samples_seen(model: keras.Model) -> float:
 
 @dataclass(frozen=True)
 class _Traced:
-    """Keeps the inputs of the first trace; not a tuple, whose items Keras would save and load with the model.
+    """Keeps the inputs of the first trace; no tuple, since Keras would save and load its items with the
+    model.
 
-    ``function`` is stock Keras' train function then.
+    ``function`` is stock Keras' train function at that time.
     """
 
     function: Any
@@ -183,8 +185,8 @@ class _Traced:
 def as_first_traced(model: keras.Model, train_step: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``train_step`` with the weights that stock training trains.
 
-    Keras keeps its traced train function until the model is compiled again: a layer that is frozen, or
-    thawed, after the first step trains on as before.  Each of our traces of the step does as that one.
+    Keras keeps its traced train function until the model is compiled again: a layer that is frozen or thawed
+    after the first step trains on as before.  Each of our traces of the step does the same.
     """
 
     @functools.wraps(train_step)
@@ -203,10 +205,9 @@ def as_first_traced(model: keras.Model, train_step: Callable[..., Any]) -> Calla
 def as_first_fit(
     model: keras.Model, own_step: Callable[..., Any], first_step: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return ``first_step``, as :func:`as_first_traced` gives it, with the first trace's optimizer, within
-    ``fit``.
+    """Return ``first_step``, from :func:`as_first_traced`, with the first trace's optimizer, within ``fit``.
 
-    ``own_step`` as it is elsewhere: ``train_on_batch`` has Keras trace the step for its own batches.
+    Elsewhere it is ``own_step``: for ``train_on_batch`` Keras traces the step for its own batches.
     """
 
     @functools.wraps(own_step)
@@ -223,15 +224,13 @@ def as_first_fit(
 
 
 def trained_variables(model: keras.Model) -> list[Any]:
-    """Return the variables that are trainable in each trace of the step, or would be if it were traced
-    now."""
+    """Return the variables that are trainable in the step's traces, or would be if it were traced now."""
     with _set(_flags_of(model)):
         return list(model.trainable_variables)
 
 
 def _flags_of(model: keras.Model) -> Flags:
-    """Return the flags with which the step was first traced since the model was compiled; today's if it was
-    not."""
+    """Return the flags at the step's first trace since the model was compiled; today's if there is none."""
     if (traced := _first_trace_of(model)) is not None:
         return traced.flags
     flags = [(layer, "_trainable", bool(layer._trainable)) for layer in keras_layers.parts_of(model)]
@@ -242,15 +241,14 @@ def _flags_of(model: keras.Model) -> Flags:
 
 
 def _first_trace_of(model: keras.Model) -> _Traced | None:
-    """Return our notes of the step's first trace; None: there was none since the model was compiled."""
+    """Return our notes of the step's first trace; None if there was none since the model was compiled."""
     traced: _Traced | None = vars(model).get(_KNOWN)
     function = None if traced is None else traced.function
     return traced if function is not None and function is _stock_function(model) else None
 
 
 def _written_by_stock(model: keras.Model) -> set[int] | None:
-    """Return the ``id`` of each handle that stock Keras' own traced step writes to; None: it has traced
-    none."""
+    """Return the ``id`` of each handle that Keras' own traced step writes to; None if it has no trace."""
     stock = _stock_function(model)
     traced = None if stock is None or versions.is_of_keras_2(model) else tf_functions.step_of_fit(stock)
     return None if traced is None else func_graphs.written_by(traced.graph)
@@ -259,7 +257,7 @@ def _written_by_stock(model: keras.Model) -> set[int] | None:
 def other_optimizer(model: keras.Model) -> bool:
     """Return whether the model has been given another optimizer since its step was first traced.
 
-    Until it is compiled again stock Keras goes on with the one that was there then.
+    Until the model is compiled again, stock Keras goes on with the first one.
     """
     if (traced := _first_trace_of(model)) is not None:
         return traced.optimizer is not getattr(model, "optimizer", None)
@@ -274,17 +272,15 @@ def other_optimizer(model: keras.Model) -> bool:
 
 
 def _stock_function(model: keras.Model) -> Any:
-    """Return Keras' own train function, also while another stands in its place; None where there is none
-    yet."""
+    """Return Keras' own train function, even while another replaces it; None if there is none yet."""
     installed = getattr(vars(model).get("make_train_function"), "ooo", None)
     return model.train_function if installed is None else installed[1]
 
 
 def _as_traced(model: keras.Model, flags: Flags, written: set[int]) -> Flags:
-    """Return the flags of weights that a traced step writes to, by the ``id`` of their handles, and of their
-    layers.
+    """Return the flags, True for weights that a traced step writes to (``id`` of handles) and their layers.
 
-    A weight that its layer assigns by itself is not trained by that: the optimizer does not know it.
+    A weight that only its layer assigns does not count as trained: the optimizer does not know it.
     """
     changed = {id(v) for v in model.weights if id(keras_variables.handle_of(v)) in written}
     trained = changed if (known := _known_to_optimizer(model)) is None else changed & known
@@ -297,14 +293,14 @@ def _as_traced(model: keras.Model, flags: Flags, written: set[int]) -> Flags:
         weights = {id(variable) for variable in owner.weights}
         if weights & may_train:
             return bool(weights & trained)
-        # BatchNormalization(center=False, scale=False): its averages move while it is trainable.
+        # The averages of BatchNormalization(center=False, scale=False) move while it is trainable.
         return bool(weights & changed) if weights else value
 
     return [(owner, name, was_trainable(owner, name, value)) for owner, name, value in flags]
 
 
 def _known_to_optimizer(model: keras.Model) -> set[int] | None:
-    """Return the ``id`` of each variable that Keras' own step updates; None: the step is another's."""
+    """Return the ``id`` of each variable that Keras' own step updates; None if the step is not Keras'."""
     optimizer = getattr(model, "optimizer", None)
     own_step = type(model).train_step is not versions.keras_of(model).Model.train_step
     if own_step or not keras_compiled.is_optimizer(optimizer):
@@ -315,7 +311,7 @@ def _known_to_optimizer(model: keras.Model) -> set[int] | None:
 
 @contextlib.contextmanager
 def _set(flags: Flags) -> Iterator[None]:
-    """Inside the block layers and variables have these flags."""
+    """Set these flags of layers and variables inside the block."""
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in flags]
     changes = [old[2] for old in before] != [new[2] for new in flags]
     try:

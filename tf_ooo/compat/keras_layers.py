@@ -1,4 +1,4 @@
-"""Finds layers of a model, what they are, and attributes of Keras objects past Keras' tracking."""
+"""Finds layers of a model, tells what they are, and sets attributes of Keras objects past Keras' tracking."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 _SHADOWED = "_ooo_shadowed"
-# Keras 2 keeps weights in them, beside the user's attributes.
+# Keras 2 keeps weights in these, beside the user's attributes.
 _LISTS_OF_WEIGHTS = ("_trainable_weights", "_non_trainable_weights")
 
 
 def shadow(owner: object, name: str, value: object) -> None:
-    """Sets an attribute of this one object, behind Keras' tracking, until :func:`unshadow`."""
+    """Set an attribute of this one object, hidden from Keras' tracking, until :func:`unshadow`."""
     before = vars(owner).setdefault(_SHADOWED, {})
     before.setdefault(name, []).append(vars(owner).get(name, _SHADOWED))
     object.__setattr__(owner, name, value)
 
 
 def unshadow(owner: object, name: str) -> None:
-    """Puts back what was there before the latest :func:`shadow` of ``name``."""
+    """Put back what was there before the latest :func:`shadow` of ``name``."""
     before = vars(owner)[_SHADOWED]
     value = before[name].pop()
     if value is _SHADOWED:
@@ -43,7 +43,7 @@ def unshadow(owner: object, name: str) -> None:
 
 @contextlib.contextmanager
 def shadowed(owner: object, name: str, value: object) -> Iterator[None]:
-    """Inside the block an object has another attribute of that name, as by :func:`shadow`."""
+    """Set an attribute of an object inside the block, as :func:`shadow` does."""
     shadow(owner, name, value)
     try:
         yield
@@ -52,7 +52,7 @@ def shadowed(owner: object, name: str, value: object) -> Iterator[None]:
 
 
 def set_on(owner: object, name: str, method: object) -> None:
-    """Puts a method on one object, past Keras' tracking of attributes; None: the class' method again."""
+    """Set a method of one object, hidden from Keras' tracking; None: restore the class' method."""
     if method is not None:
         object.__setattr__(owner, name, method)
     elif name in vars(owner):
@@ -79,17 +79,17 @@ _FAMILY = (*OWN_MODULES, "keras_hub", "keras_nlp", "keras_cv")
 
 
 def is_layer(value: object) -> bool:
-    """Return whether ``value`` is a layer or model of any Keras that is loaded."""
+    """Return whether ``value`` is a layer or model of a loaded Keras."""
     return any(isinstance(value, keras.layers.Layer) for keras in versions.loaded_keras())
 
 
 def is_kerass_own(layer: keras.layers.Layer) -> bool:
-    """Return whether the class of a layer is one of Keras, whose settings ``get_config`` tells."""
+    """Return whether a layer's class is Keras' own, so that ``get_config`` tells its settings."""
     return type(layer).__module__.split(".")[0] in OWN_MODULES
 
 
 def is_of_kerass_family(layer: keras.layers.Layer) -> bool:
-    """Return whether the class of a layer is one of Keras or its model libraries."""
+    """Return whether a layer's class is Keras' own or from its model libraries."""
     return type(layer).__module__.split(".")[0] in _FAMILY
 
 
@@ -101,16 +101,16 @@ def parts_of(model: keras.Model, itself: bool = True) -> list[Any]:
 def is_wholly_built(model: keras.Model) -> bool:
     """Return whether the model and all layers in it have their weights.
 
-    A subclassed model that was given shapes, and has a weight of its own, says that it is built; its layers
-    are not.
+    A subclassed model that was given shapes, and has a weight of its own, claims to be built although its
+    layers are not.
     """
     return all(part.built for part in parts_of(model))
 
 
 def learned_from_data(layer: keras.layers.Layer) -> dict[str, int]:
-    """Check sums of what ``adapt`` has learned, or was given in its place: statistics, a vocabulary.
+    """Return check sums of what ``adapt`` has learned or was given: statistics, a vocabulary.
 
-    Not all of it is in variables: a ``Normalization`` that has been built computes with constants.
+    Not all of it is in variables: a built ``Normalization`` computes with constants.
     """
     sums = {}
     if hasattr(layer, "adapt_mean"):
@@ -122,36 +122,36 @@ def learned_from_data(layer: keras.layers.Layer) -> dict[str, int]:
 
 
 def unsynchronized(model: keras.Model) -> list[str]:
-    """Return titles of the layers that ask for statistics over all replicas, which are those of a strategy
-    only."""
+    """Name the layers that ask for statistics over all replicas, which only a strategy has."""
     layers = parts_of(model, itself=False)
     return [title_of(layer) for layer in layers if getattr(layer, "synchronized", False)]
 
 
 def title_of(layer: keras.layers.Layer) -> str:
-    """Return the path of a layer; its name with Keras 2, and where it has not been built."""
+    """Return the path of a layer; its name with Keras 2, and if it has not been built."""
     return str(getattr(layer, "path", None) or layer.name)
 
 
 def made_in_strategy(model: keras.Model) -> bool:
-    """Return whether a model was made in the scope of a ``tf.distribute`` strategy, of one replica too."""
+    """Return whether a model was made in the scope of a ``tf.distribute`` strategy, even of one replica."""
     return not type(model.distribute_strategy).__name__.startswith("_DefaultDistributionStrategy")
 
 
 def batch_normalizations(model: keras.Model) -> list[str]:
-    """Return titles of the layers that normalize over the rows of a batch."""
+    """Return the titles of the layers that normalize over the rows of a batch."""
     return [title_of(layer) for layer in _layers(model, versions.keras_of(model).layers.BatchNormalization)]
 
 
 def _layers(model: keras.Model, *kinds: type) -> list[Any]:
-    """Return the layers of these kinds, those within others too."""
+    """Return the layers of these kinds, including those within other layers."""
     return [layer for layer in parts_of(model, itself=False) if isinstance(layer, kinds)]
 
 
 def moving_averages(model: keras.Model) -> list[tuple[Any, Any, float]]:
     """Return mean, variance and momentum of each batch normalization that keeps the variance of its rows.
 
-    Left out is Keras 2's fused one, which corrects the variance for their number, and its renormalization.
+    Keras 2's fused one is left out, since it corrects the variance for the number of rows; so is its
+    renormalization.
     """
     kind = versions.keras_of(model).layers.BatchNormalization
     return [
@@ -163,10 +163,10 @@ def moving_averages(model: keras.Model) -> list[tuple[Any, Any, float]]:
 
 
 def normalizing_in_training(model: keras.Model) -> list[str]:
-    """Return titles of the layers that normalize over the rows of a batch while the model trains.
+    """Return the titles of the layers that normalize over a batch's rows while the model trains.
 
-    Frozen ones do not, nor with Keras 2 those that are called, or whose model is, with ``training=False``
-    alone.  Keras 3's ``fit`` runs functional models with ``training=True``, whatever their calls said.
+    Frozen layers do not.  Nor, with Keras 2, do layers that are only called with ``training=False``, or whose
+    model is.  Keras 3's ``fit`` runs functional models with ``training=True``, whatever their calls said.
     """
     kind = versions.keras_of(model).layers.BatchNormalization
     called = parts_of(model, itself=False) if versions.is_of_keras_2(model) else []
@@ -185,18 +185,18 @@ def _called_in_inference(layer: keras.layers.Layer) -> bool:
 
 
 def stateful_layers(model: keras.Model) -> list[str]:
-    """Return titles of the recurrent layers that keep their rows' states from batch to batch."""
+    """Return the titles of the recurrent layers that keep states of their rows from batch to batch."""
     return [title_of(layer) for layer in recurrent(model) if layer.stateful]
 
 
 def recurrent(model: keras.Model) -> list[Any]:
-    """Return the recurrent layers, those within others too."""
+    """Return the recurrent layers, including those within other layers."""
     return _layers(model, versions.keras_of(model).layers.RNN)
 
 
 @contextlib.contextmanager
 def inference_only(model: keras.Model) -> Iterator[None]:
-    """Inside the block layers compute as in inference, whatever they are told: no masks, no statistics."""
+    """Make layers compute as in inference inside the block: no masks, no statistics."""
     with contextlib.ExitStack() as shadows:
         for layer in parts_of(model, itself=False):
             if is_of_kerass_family(layer) and "training" in inspect.signature(layer.call).parameters:
@@ -217,12 +217,12 @@ def _in_inference(call: Any) -> Any:
 
 
 def computes_in_half(model: keras.Model) -> bool:
-    """Return whether the model, or a layer of it, computes in 16 bits."""
+    """Return whether the model, or one of its layers, computes in 16 bits."""
     return any(getattr(part, "compute_dtype", "") in ("float16", "bfloat16") for part in parts_of(model))
 
 
 def random_layers(model: keras.Model) -> list[str]:
-    """Return titles of the layers that drop or disturb something at random while they train."""
+    """Return the titles of the layers that drop or disturb something at random while they train."""
     layers = versions.keras_of(model).layers
     kinds = (layers.Dropout, layers.GaussianDropout, layers.GaussianNoise, layers.AlphaDropout)
     return [

@@ -17,13 +17,13 @@ from tf_ooo.compat import keras_layers, versions
 if TYPE_CHECKING:
     import keras
 
-# Each part of a loop has at least so many time steps: a loop takes some to begin.
+# Each part of a loop has at least this many time steps: starting a loop costs as much as a few.
 _LEAST_STEPS = 4
 _PATCHING = threading.RLock()
 
 
 def loops(model: keras.Model) -> list[str]:
-    """Return titles of the recurrent layers whose time steps may be parted: not unrolled, of Keras 3."""
+    """Return the titles of the recurrent layers whose loop can be split: not unrolled, of Keras 3."""
     if versions.is_of_keras_2(model):
         return []
     return [keras_layers.title_of(layer) for layer in keras_layers.recurrent(model) if not layer.unroll]
@@ -31,12 +31,12 @@ def loops(model: keras.Model) -> list[str]:
 
 @contextlib.contextmanager
 def in_parts(count: int) -> Iterator[None]:
-    """Recurrent layers that this thread calls inside the block run their time steps in ``count`` loops.
+    """Make recurrent layers that this thread calls in the block run their time steps in ``count`` loops.
 
-    The values are those of one loop, but for the order in which gradients of weights are added up.  Weights
-    are read before the loops, not in each time step: one that another device holds is sent once.  One loop
-    keep those of a number of time steps that is not known when they are traced, or too small, of nested
-    inputs, and those that cuDNN runs.
+    The values are those of one loop, except for the order in which weights' gradients are added up.  Weights
+    are read before the loops, not in each time step: one on another device is sent once.  A layer keeps one
+    loop if its number of time steps is unknown when it is traced or too small, if its inputs are nested, or
+    if cuDNN runs it.
     """
     if count < 2:
         yield
@@ -73,7 +73,7 @@ def in_parts(count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _read_already(weights: Sequence[Any]) -> Iterator[None]:
-    """Inside the block each weight is a tensor: what was read of it here."""
+    """Replace each weight inside the block by a tensor, its value read here."""
     variables = list(map(keras_values.variable_of_keras, weights))
     for weight, variable in zip(weights, variables, strict=True):
         keras_values.set_variable_of_keras(weight, tf.convert_to_tensor(variable))
@@ -86,7 +86,7 @@ def _read_already(weights: Sequence[Any]) -> Iterator[None]:
 
 def _may_be_parted(given: dict[str, Any], count: int) -> bool:
     inputs = given["inputs"]
-    # Keras' own layers have rows first, and give no number of time steps as a tensor.
+    # Keras' own layers have rows first, and never give the number of time steps as a tensor.
     is_other = given["unroll"] or given["time_major"] or tf.is_tensor(given["input_length"])
     return not is_other and tf.is_tensor(inputs) and (inputs.shape[1] or 0) >= count * _LEAST_STEPS
 
@@ -111,7 +111,7 @@ def _parted(whole: Callable[..., Any], given: dict[str, Any], count: int) -> Any
 
 
 def _kept(last: Any, output: Any, outputs: Any, mask: Any, all_outputs: bool) -> tuple[Any, Any]:
-    """Before the first time step of a part that is not masked, the output is the ``last`` one before."""
+    """Make the ``last`` output continue through a part's masked first time steps."""
     flags = tf.cast(mask if len(mask.shape) == 2 else tf.squeeze(mask, -1), tf.int32)
     seen = tf.cumsum(flags, axis=1) > 0
     output = tf.where(_broadcast(seen[:, -1], output), output, last)
@@ -121,7 +121,7 @@ def _kept(last: Any, output: Any, outputs: Any, mask: Any, all_outputs: bool) ->
 
 
 def _broadcast(flags: Any, tensor: tf.Tensor) -> Any:
-    """Add dimensions of 1 behind, as many as the tensor has."""
+    """Append dimensions of size 1, up to the tensor's rank."""
     for _ in range(len(tensor.shape) - len(flags.shape)):
         flags = tf.expand_dims(flags, -1)
     return flags

@@ -1,5 +1,4 @@
-"""Handles variables: the ``tf.Variable`` behind each of Keras', its handle and place, and reads in a
-trace."""
+"""Handles variables: the ``tf.Variable`` behind Keras', its handle and device, and reads in a trace."""
 
 from __future__ import annotations
 
@@ -32,12 +31,12 @@ def path_of(variable: keras.Variable) -> str:
 
 
 def unique_name_of(variable: keras.Variable) -> str:
-    """Return the name of a ``tf.Variable`` with a number of its own: many are named ``Variable``."""
+    """Return the name of a ``tf.Variable`` with its own number, since many are named ``Variable``."""
     return str(variable._unique_id)
 
 
 def named(variables: Sequence[VariableT]) -> dict[str, VariableT]:
-    """Return Keras variables by a unique name: the path, and a number where several have one."""
+    """Return Keras variables by a unique name: the path, and a number if several share one."""
     by_name: dict[str, VariableT] = {}
     for variable in variables:
         path = path_of(variable)
@@ -47,20 +46,19 @@ def named(variables: Sequence[VariableT]) -> dict[str, VariableT]:
 
 
 def is_overwritten_with_gradient(variable: keras.Variable) -> bool:
-    """Return whether an optimizer assigns the gradient to the variable instead of stepping along it."""
+    """Return whether an optimizer assigns the gradient to the variable instead of taking a step along it."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
 def made_trainable(owner: Any) -> list[Any]:
-    """Return the weights that a layer made to be trained, whatever their flags; those an optimizer was built
-    for."""
+    """Return the weights that a layer made as trainable, or that an optimizer was built for."""
     return list(owner._trainable_variables)
 
 
 def value_of(variable: keras.Variable) -> Any:
     """Return the ``tf.Variable`` behind a Keras variable.
 
-    Layers of Keras 2 hold a ``tf.Variable`` itself: a twin of it, with the same handle, stands behind it.
+    Layers of Keras 2 hold the ``tf.Variable`` itself; a twin with the same handle then stands behind it.
     """
     own = _resource(variable)
     if own is None:
@@ -74,7 +72,7 @@ def value_of(variable: keras.Variable) -> Any:
 
 
 def set_value_of(variable: keras.Variable, value: Any) -> None:
-    """Puts another ``tf.Variable`` behind a Keras variable."""
+    """Put another ``tf.Variable`` behind a Keras variable."""
     own = _resource(variable)
     if own is None:
         keras_values.set_variable_of_keras(variable, value)
@@ -84,7 +82,7 @@ def set_value_of(variable: keras.Variable, value: Any) -> None:
 
 
 def _resource(variable: keras.Variable) -> Any:
-    """Return the ``tf.Variable`` that a variable of Keras 2 is, or holds for mixed precision; None with Keras
+    """Return the ``tf.Variable`` that a Keras 2 variable is, or wraps for mixed precision; None for Keras
     3."""
     if not isinstance(variable, tf.Variable):
         return None
@@ -92,13 +90,13 @@ def _resource(variable: keras.Variable) -> Any:
 
 
 def handle_of(variable: keras.Variable) -> Any:
-    """Return the handle that ops of the present graph are given for a variable; None if there is none."""
+    """Return a variable's handle as ops of the present graph get it; None if there is none."""
     own = _resource(variable)
     return getattr(getattr(variable, "value", None) if own is None else own, "handle", None)
 
 
 def copy_on(device: str, variable: keras.Variable) -> Any:
-    """Return a new ``tf.Variable`` on a device with the value and the identity of another one."""
+    """Return a new ``tf.Variable`` on a device, with another one's value and identity."""
     with tf.init_scope(), tf.device(device):
         new = tf.Variable(
             variable.read_value(),
@@ -116,19 +114,19 @@ def copy_on(device: str, variable: keras.Variable) -> Any:
 
 
 def mark_in_host_memory(variable: keras.Variable) -> None:
-    """Mark it for :func:`is_in_host_memory`: a ``tf.Variable`` says where it is, not why."""
+    """Mark a variable for :func:`is_in_host_memory`: a ``tf.Variable`` says where it is, not why."""
     setattr(variable, _IN_HOST_MEMORY, True)
 
 
 def is_in_host_memory(variable: keras.Variable) -> bool:
-    """Return whether the variable, or the one that it is a copy of, was marked."""
+    """Return whether the variable, or the one it was copied from, was marked."""
     return bool(getattr(variable, _IN_HOST_MEMORY, False))
 
 
 def empty(variable: keras.Variable) -> None:
-    """Frees the memory of a ``tf.Variable`` that nobody needs any more.
+    """Free the memory of a ``tf.Variable`` that nobody needs any more.
 
-    TensorFlow keeps graphs of gradients with a gradient of their own (Keras' optimizers trace such) and the
+    TensorFlow keeps graphs of gradients with a custom gradient (Keras' optimizers trace these), and the
     variables that they read, as long as the process lives.
     """
     with tf.init_scope(), tf.device(variable.device):
@@ -137,16 +135,16 @@ def empty(variable: keras.Variable) -> None:
 
 
 def fill(variable: keras.Variable, value: Any) -> None:
-    """Undoes :func:`empty`: functions that were traced with the variable find this value."""
+    """Undo :func:`empty`: functions traced with the variable find this value."""
     with tf.init_scope(), tf.device(variable.device):
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
 
 def register(dtype: object, shape: Sequence[int | None] | None, device: str) -> Any:
-    """Return a variable for values of a shape with open sizes, which holds none yet.
+    """Return an empty variable for values of a shape with open sizes.
 
-    Functions that use it are to be traced for any number of rows: graph optimizers give a variable of any
-    shape the shape of what is assigned to it, also for the batch that was before.
+    Functions that use it must be traced for any number of rows: graph optimizers give a variable of unknown
+    shape the shape of what is assigned to it, even for earlier batches.
     """
     sizes = [size or 0 for size in shape or (0,)] if shape != () else []
     return zeros_on(device, dtype, sizes, shape=tf.TensorShape(None), validate_shape=False)
@@ -155,8 +153,8 @@ def register(dtype: object, shape: Sequence[int | None] | None, device: str) -> 
 def zeros_on(device: str, dtype: object, sizes: Sequence[int | None] | None, **options: Any) -> Any:
     """Return an untrained variable of zeros, which are made in this process; all sizes are known.
 
-    What an op on a worker makes has no shape until it answers, and a new variable asks for the shape: once
-    the worker is lost, for ever (2.21).
+    The result of an op on a worker has no shape until the worker answers, and a new variable asks for the
+    shape: once the worker is lost, it waits for ever (2.21).
     """
     with tf.init_scope():
         with tf.device(None):
@@ -167,18 +165,18 @@ def zeros_on(device: str, dtype: object, sizes: Sequence[int | None] | None, **o
 
 # The value is added with this sign; ``assign`` adds nothing.
 _SIGNS = {"assign": 0, "assign_add": 1, "assign_sub": -1}
-# The second has methods of its own around the first one's.
+# _Plain overrides methods of _Resource.
 _KINDS = (_Resource, _Plain)
 
 
 @contextlib.contextmanager
 def reads_on_own_device() -> Iterator[None]:
-    """Ops that are traced inside the block get what they read of variables from ops on their own device.
+    """Make ops traced inside the block read variables through ops on their own device.
 
     A ReadVariableOp is on its variable's device.  TensorFlow's graph optimizers change how sums and products
-    associate, but not around an input that comes from another device: bits would depend on where variables
-    are.  They take away an Identity, a PlaceholderWithDefault they leave.  In branches of conditions, too
-    (gradients that are accumulated), which are graphs of their own.
+    associate, but not around an input from another device: bits would depend on where variables are.  They
+    remove an Identity, but keep a PlaceholderWithDefault.  This also covers branches of conditions
+    (accumulated gradients), which are graphs of their own.
     """
     read = _Resource._read_variable_op
     here = threading.get_ident()
@@ -198,11 +196,11 @@ def reads_on_own_device() -> Iterator[None]:
 
 @contextlib.contextmanager
 def intercepted(on_read: Callable[[Any], Any], on_assign: Callable[[Any, Any, int], bool]) -> Iterator[None]:
-    """Inside the block this thread's traces ask before a variable is read or assigned.
+    """Ask before this thread's traces read or assign a variable inside the block.
 
-    ``on_read`` gives the value to take in the place of a variable's own, or None.  ``on_assign`` is given the
-    variable, the tensor, and 1 or -1 where it is added or subtracted, else 0; True: it takes the tensor, and
-    nothing is assigned.  Scattered updates are not asked about.
+    ``on_read`` returns a value to use instead of the variable's own, or None.  ``on_assign`` is given the
+    variable, the tensor, and 1 or -1 if it is added or subtracted, else 0; if it returns True it takes the
+    tensor, and nothing is assigned.  Scattered updates are not asked about.
     """
     here, own_read = threading.get_ident(), _Resource._read_variable_op
     own = [(kind, name, vars(kind)[name]) for kind in _KINDS for name in _SIGNS if name in vars(kind)]

@@ -12,9 +12,9 @@ _COMPOSITE = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
 
 
 class Packed:
-    """Holds a nest of values taken apart into its tensors, the parts of composite ones too, and the rest.
+    """Holds the tensors of a nest of values, parts of composite ones included, and the rest.
 
-    Numpy arrays count as tensors, as they do for a ``tf.function``.
+    Numpy arrays count as tensors, as for a ``tf.function``.
     """
 
     def __init__(self, values: object) -> None:
@@ -33,7 +33,7 @@ class Packed:
         return [flat[place] for place in self._places]
 
     def specs_in(self, specs: object) -> list[Any]:
-        """Return the part of a nest of specs for each tensor; None where it is not one of such values."""
+        """Return the part of a nest of specs for each tensor; None if it is for no such value."""
         flat = tf.nest.flatten(specs, expand_composites=True)
         known = len(flat) == len(self._flat)
         return [flat[place] if known else None for place in self._places]
@@ -46,10 +46,10 @@ class Packed:
 
 
 def as_tensors(values: object) -> Any:
-    """Convert values as a ``tf.function`` does results: numbers and variables become tensors, None stays."""
+    """Convert values as a ``tf.function`` converts results: numbers, variables to tensors; None stays."""
 
     def convert(value: object) -> Any:
-        # ``tf.is_tensor`` is true of variables.
+        # ``tf.is_tensor`` is also true for variables.
         stays = value is None or isinstance(value, (tf.Tensor, *_COMPOSITE))
         return value if stays else tf.convert_to_tensor(value)
 
@@ -57,15 +57,14 @@ def as_tensors(values: object) -> Any:
 
 
 class _Later:
-    """Is a variable in a nest, as one value: a ``tf.Variable`` is a nest of its handle."""
+    """Holds a variable in a nest as one value: a ``tf.Variable`` itself is a nest of its handle."""
 
     def __init__(self, variable: object) -> None:
         self.variable = variable
 
 
 def with_variables_held(values: object) -> Any:
-    """Return a nest whose variables, of Keras too, are values that no graph knows;
-    :func:`with_variables_read` reads them."""
+    """Return a nest that hides its variables, Keras' too; :func:`with_variables_read` reads them."""
 
     def hold(value: object) -> Any:
         return _Later(value) if tf.is_tensor(value) and hasattr(value, "assign") else value
@@ -74,7 +73,7 @@ def with_variables_held(values: object) -> Any:
 
 
 def with_variables_read(values: object) -> Any:
-    """Reads, here and now, the variables that :func:`with_variables_held` has held."""
+    """Read, here and now, the variables that :func:`with_variables_held` has held."""
 
     def read(value: object) -> Any:
         return tf.convert_to_tensor(value.variable) if isinstance(value, _Later) else value
@@ -83,14 +82,14 @@ def with_variables_read(values: object) -> Any:
 
 
 def specs_of(values: object) -> Any:
-    """Return the nest of the specs of tensors, which leave no size open; None stays."""
+    """Return the nest of the tensors' specs, with all sizes known; None stays."""
     return tf.nest.map_structure(
         lambda value: None if value is None else tf.type_spec_from_value(value), values
     )
 
 
 def zeros_of(specs: object) -> Any:
-    """Return tensors of zeros.  ValueError: ragged or sparse ones may have any number of values."""
+    """Return tensors of zeros; ValueError for ragged or sparse ones, which have no fixed number of values."""
 
     def zeros(spec: object) -> Any:
         if not isinstance(spec, tf.TensorSpec):
@@ -101,19 +100,19 @@ def zeros_of(specs: object) -> Any:
 
 
 def signature(values: object) -> Any:
-    """Return equal for nests of the same structure, shapes, dtypes and other values."""
+    """Return a key that is equal for nests of the same structure, shapes, dtypes and other values."""
     flat = tf.nest.flatten(values, expand_composites=True)
     parts = [(tuple(v.shape), str(v.dtype)) if _is_tensor(v) else _hashable(v) for v in flat]
     return repr(tf.nest.map_structure(lambda _: None, values, expand_composites=False)), tuple(parts)
 
 
 def each_once(values: Iterable[Any]) -> list[Any]:
-    """Return the objects in their order, without those that came before."""
+    """Return the objects in order, without repeats."""
     return list({id(value): value for value in values}.values())
 
 
 def are_same(values: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Return whether these are the very same objects, in the same order."""
+    """Return whether both hold the very same objects, in the same order."""
     return len(values) == len(others) and all(a is b for a, b in zip(values, others, strict=True))
 
 
@@ -127,13 +126,13 @@ def same_spec(a: object, b: object) -> bool:
 
 
 def is_static(specs: object) -> bool:
-    """Return whether specs leave no size open."""
+    """Return whether the specs leave no size open."""
     flat = tf.nest.flatten(specs)
     return all(isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined() for spec in flat)
 
 
 def open_rows(spec: Any, known: Any = None) -> Any:
-    """Return the TensorSpec of batches with any number of rows, or that of ``known``, of all batches."""
+    """Return the TensorSpec for batches of any number of rows; for ``known``, the one for all batches."""
     if not spec.shape.rank:
         return tf.TensorSpec(spec.shape, spec.dtype)
     rows = known.shape[0] if isinstance(known, tf.TensorSpec) and known.shape.rank else None
@@ -141,7 +140,7 @@ def open_rows(spec: Any, known: Any = None) -> Any:
 
 
 def shapes_of(values: object) -> tuple[tuple[int, tuple[int | None, ...]], ...]:
-    """Return (number of the dtype, shape) of every tensor and array in a nest, each once."""
+    """Return (dtype number, shape) of every tensor and array in a nest, each once."""
     flat = tf.nest.flatten(values, expand_composites=True)
     tensors = [value for value in flat if hasattr(value, "shape") and hasattr(value, "dtype")]
     kinds = [(tf.as_dtype(t.dtype), tf.TensorShape(t.shape)) for t in tensors]
@@ -149,13 +148,13 @@ def shapes_of(values: object) -> tuple[tuple[int, tuple[int | None, ...]], ...]:
 
 
 def dtype_name(tensor: Any) -> str:
-    """Return ``"float32"`` or another: Keras 3 has names for types, Keras 2 TensorFlow's own."""
+    """Return a tensor's dtype as text like ``"float32"``: Keras 3 has names, Keras 2 TensorFlow's types."""
     name: str = tf.as_dtype(tensor.dtype).name
     return name
 
 
 def synchronize(outputs: object) -> None:
-    """Waits until all tensors of a nest are computed; where there are none, until all devices are done."""
+    """Wait until all tensors of a nest are computed; if it has none, until all devices are idle."""
     tensors = [value for value in tf.nest.flatten(outputs) if hasattr(value, "numpy")]
     for tensor in tensors:
         tensor.numpy()

@@ -1,4 +1,4 @@
-"""Makes ``tf.function``s, looks into them, and has them traced anew."""
+"""Makes ``tf.function``s, looks into them, and makes them be traced anew."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tensorflow.python.autograph.impl import api
 
 
 def abandon(session: Any) -> None:
-    """Has the session never closed: that asks its worker, and a lost one is waited for."""
+    """Leave the session open for good: closing it asks its worker, and would wait for a lost one."""
     session._closed = True
 
 
-# Keras' train function is a Python function around a tf.function around another.
+# Keras' train function is a Python function around a tf.function around another tf.function.
 _DEPTH = 3
 
 
@@ -26,11 +26,10 @@ def plain_function(
     compiled: bool = False,
     any_shape: bool = False,
 ) -> Any:
-    """Return a ``tf.function`` that runs its body as it is; TensorFlow does not warn that there are several
-    such.
+    """Return a ``tf.function`` that runs its body as it is, without TensorFlow's warning about many traces.
 
-    ``specs``: its inputs' specs, for one trace.  ``compiled``: by XLA, for which loops are traced in another
-    way. ``any_shape``: the second shape of an input is traced for all that follow.
+    ``specs``: its inputs' specs, for one trace.  ``compiled``: XLA compiles it, for which loops are traced in
+    another way.  ``any_shape``: the second shape of an input is traced for all that follow.
     """
     function = tf.function(
         tf.autograph.experimental.do_not_convert(body),
@@ -44,17 +43,16 @@ def plain_function(
 
 
 def left_as_written(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the same function, which AutoGraph calls without converting it, where a caller's code is
-    converted.
+    """Return the same function, marked so that AutoGraph calls it without converting it.
 
-    Whatever it calls back goes through :func:`as_in_the_caller`.
+    Functions that it calls back must go through :func:`as_in_the_caller`.
     """
     left: Callable[..., Any] = api.autograph_artifact(function)
     return left
 
 
 def as_in_the_caller(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the same function, converted by AutoGraph if the code that is being traced here is."""
+    """Return the function, converted by AutoGraph if the code being traced here is converted."""
     autograph = tf.__internal__.autograph
     converted: Callable[..., Any] = autograph.tf_convert(function, autograph.control_status_ctx())
     return converted
@@ -67,10 +65,10 @@ def concrete_function(body: Callable[..., Any], specs: Sequence[Any], compiled: 
 
 @contextlib.contextmanager
 def variables_made_at_once() -> Iterator[None]:
-    """Inside the block, in a function that is being traced, variables that are made exist at once.
+    """Create variables at once that are made in the block while a function is traced.
 
-    TensorFlow would initialize them later, and trace the function a second time then.  So it does with those
-    whose initial value is computed by other ops of the function.
+    TensorFlow would initialize them later, and then trace the function a second time.  It still does so for
+    variables whose initial value is computed by other ops of the function.
     """
 
     def make(next_creator: Callable[..., Any], **settings: Any) -> Any:
@@ -96,7 +94,7 @@ def is_tf_function(value: object) -> bool:
 
 
 def functions_of(step: Callable[..., Any]) -> list[Any]:
-    """Return the ``tf.function`` itself, or those that a Python function closes over, outermost first."""
+    """Return the ``tf.function`` itself, or those a Python function closes over, outermost first."""
     return list(_functions_in(step, _DEPTH))
 
 
@@ -110,10 +108,10 @@ def _functions_in(value: object, depth: int) -> Iterator[Any]:
 
 
 def step_of_fit(train_function: Callable[..., Any]) -> Any:
-    """Return the latest trace of one step that ``fit`` has made of Keras' train function; None: there is
+    """Return the latest trace of a step that ``fit`` has made in Keras' train function; None if there is
     none.
 
-    ``train_on_batch`` traces the step alone, and for other batches.
+    ``train_on_batch`` traces the step by itself, and for other batches.
     """
     functions = functions_of(train_function)
     if len(functions) < 2 or not functions[0].experimental_get_tracing_count():
@@ -127,7 +125,7 @@ def is_concrete_function(value: object) -> bool:
 
 
 def undecorated(function: Any) -> Any:
-    """Return the function behind a ``tf.function``, its Python conditions as ops if it converts them."""
+    """Return the function behind a ``tf.function``, with Python conditions as ops if it converts them."""
     if not is_tf_function(function):
         return function
     converted, context = function.python_function, contextlib.nullcontext()
@@ -144,7 +142,7 @@ def undecorated(function: Any) -> Any:
 
 
 def forget_traces(owner: object) -> None:
-    """Has an object's methods that ``tf.function`` decorates traced anew: a trace keeps to its variables."""
+    """Make an object's methods decorated by ``tf.function`` be traced anew: a trace keeps its variables."""
     for kind in type(owner).__mro__:
         for value in vars(kind).values():
             if is_tf_function(value):
@@ -152,17 +150,16 @@ def forget_traces(owner: object) -> None:
 
 
 def concrete_functions_of(function: object) -> list[Any]:
-    """Return the traces of a ``tf.function``; asking traces one that has an input_signature.
+    """Return the traces of a ``tf.function``; one with an input_signature is traced by asking.
 
-    Nothing of a function of ours that counts its traces as one does.
+    A function of ours that counts its own traces has none here.
     """
     traced: list[Any] = getattr(function, "_list_all_concrete_functions", list)()
     return traced
 
 
 def untraced_copy(function: Any) -> Any:
-    """Return a ``tf.function`` with the settings of ``function`` (input_signature and so on), not traced
-    yet."""
+    """Return an untraced ``tf.function`` with the settings of ``function`` (input_signature and so on)."""
     return function._clone(None)
 
 

@@ -14,16 +14,17 @@ import tensorflow as tf
 from tf_ooo.errors import BackendError
 
 STEP_MARK = "tf_ooo_step"
-# A CPU's kernels divide their work among threads whose name contains this.
+# A CPU's kernels divide their work among threads with this in their names.
 _WITHIN_OPS = "_Eigen"
 _BEGINS, _ENDS = "ThreadpoolListener::StartRegion", "ThreadpoolListener::StopRegion"
 
 
 @dataclass(frozen=True)
 class TracedEvent:
-    """Is one event of TensorFlow's profiler; times in seconds since the same moment.
+    """Holds one event of TensorFlow's profiler; times are in seconds since a common moment.
 
-    ``line``: thread or GPU stream.  ``label``: its name, or the ``<node>:<op>`` that issued a GPU kernel.
+    ``line`` is the thread or GPU stream.  ``label`` is its name, or the ``<node>:<op>`` that issued a GPU
+    kernel.
     """
 
     plane: str
@@ -35,10 +36,10 @@ class TracedEvent:
 
 @contextlib.contextmanager
 def traced_events(events: list[TracedEvent], files: dict[str, bytes] | None = None) -> Iterator[None]:
-    """Fills ``events`` with what TensorFlow's profiler sees inside the block.
+    """Fill ``events`` with what TensorFlow's profiler records inside the block.
 
-    ``files`` gets what it has written, by the path below a folder of logs at which TensorBoard looks for it.
-    Raises BackendError if the profiler is in use (``TensorBoard(profile_batch=...)`` uses it too).
+    ``files`` gets the files it has written, by their path in a folder of logs, where TensorBoard looks for
+    them. Raises BackendError if the profiler is in use (``TensorBoard(profile_batch=...)`` uses it too).
     """
     with tempfile.TemporaryDirectory(prefix="tf_ooo_profile_") as folder:
         try:
@@ -63,9 +64,9 @@ def traced_events(events: list[TracedEvent], files: dict[str, bytes] | None = No
 
 
 def pool_work(events: Sequence[TracedEvent]) -> list[TracedEvent]:
-    """Return when threads of TensorFlow's pools within ops were at work on a part of one.
+    """Return when threads of TensorFlow's pools within ops worked on a part of an op.
 
-    The profiler has two events without duration for each: where it begins, and where it ends.
+    The profiler has two events without duration for each part: its beginning and its end.
     """
     begun: dict[str, TracedEvent] = {}
     work: list[TracedEvent] = []
@@ -81,7 +82,7 @@ def pool_work(events: Sequence[TracedEvent]) -> list[TracedEvent]:
 
 
 def mark_step(number: int) -> Any:
-    """Return a context manager: what runs inside is one step, in the trace an event named STEP_MARK."""
+    """Return a context manager whose block is one step: the trace has an event STEP_MARK for it."""
     return tf.profiler.experimental.Trace(STEP_MARK, step_num=number)
 
 
@@ -108,10 +109,10 @@ def _planes(content: bytes) -> Any:
 def trace_workers(
     addresses: Sequence[str], seconds: float, files: dict[str, bytes] | None = None
 ) -> dict[str, list[TracedEvent]]:
-    """Record for so long what TensorFlow servers run, by address; times since the epoch.
+    """Record for ``seconds`` what TensorFlow servers run, by address; times are since the epoch.
 
-    Returns once they are through; the servers' clocks are taken as they are.  ``files`` as of
-    :func:`traced_events`.  BackendError: a server does not answer.
+    Returns when they are through; the servers' clocks are trusted.  ``files`` as in :func:`traced_events`.
+    BackendError: a server does not answer.
     """
     with tempfile.TemporaryDirectory(prefix="tf_ooo_profile_") as folder:
         where = ",".join(f"grpc://{address}" for address in addresses)
@@ -128,7 +129,7 @@ def trace_workers(
 
 
 def _written(folder: str) -> dict[str, bytes]:
-    """Return what the profiler has written, by the paths below its folder."""
+    """Return the files that the profiler has written, by their paths in its folder."""
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in Path(folder).rglob("*.xplane.pb")}
 
 

@@ -21,14 +21,14 @@ def is_iterator(value: object) -> bool:
 
 
 def take(iterator: Any, count: int) -> list[Any]:
-    """Return up to ``count`` elements; fewer where the data end."""
+    """Return up to ``count`` elements; fewer if the data end."""
     return [element for _, element in zip(range(count), iterator, strict=False)]
 
 
 def iterator_over(elements: list[Any], like: Any) -> Any:
-    """Return an iterator over ``elements`` that functions traced for the iterator ``like`` accept as it is.
+    """Return an iterator over ``elements`` that functions traced for the iterator ``like`` accept.
 
-    The public ``iter(dataset)`` would have the elements' own, more precise shapes: another trace.
+    The public ``iter(dataset)`` would have the elements' own, more precise shapes, and need another trace.
     """
     from tensorflow.python.data.ops import iterator_ops
 
@@ -52,8 +52,8 @@ _EVALUATING = ("test_function", "predict_function")
 def train_function_of(model: keras.Model) -> Callable[..., Any]:
     """Return the function that ``fit`` calls for each batch; makes it if there is none.
 
-    Keras' own that is not traced yet is made anew, once: it is traced as its first trace would have been,
-    also by a later fit without us.
+    Keras' own function, if not traced yet, is made anew once: a later fit without us then also traces it as
+    its first trace would have been.
     """
     if model.train_function is None:
         model.make_train_function()
@@ -81,8 +81,8 @@ def _may_be_traced_later(model: keras.Model) -> bool:
 def new_train_function(
     model: keras.Model, wrap: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 ) -> Callable[..., Any]:
-    """Return a second, untraced train function, of ``wrap(train_step)``; the model keeps its first one."""
-    # Keras 2 keeps the tf.function a second time.
+    """Return a second, untraced train function of ``wrap(train_step)``; the model keeps its first one."""
+    # Keras 2 keeps the tf.function under a second name.
     kept = {name: getattr(model, name) for name in _FUNCTIONS if hasattr(model, name)}
     own_step = keras_fits.as_first_traced(model, model.train_step)
     train_step = own_step if wrap is None else wrap(own_step)
@@ -111,10 +111,10 @@ def install_train_function(
     stock: Callable[..., Any],
     before_next: Callable[[], None] | None = None,
 ) -> None:
-    """Makes ``fit`` call ``ours`` until :func:`remove_train_function` or the next ``fit``.
+    """Make ``fit`` call ``ours`` until :func:`remove_train_function` or the next ``fit``.
 
-    ``fit`` begins with ``make_train_function()`` and skips ``on_train_end`` when training raises: shadowed,
-    that puts ``stock`` back first, and then calls ``before_next``.
+    ``fit`` begins with ``make_train_function()`` and skips ``on_train_end`` when training raises. So that
+    method is shadowed: it first puts ``stock`` back, and then calls ``before_next``.
     """
     make = model.make_train_function
 
@@ -130,7 +130,7 @@ def install_train_function(
 
 
 def remove_train_function(model: keras.Model) -> None:
-    """Undoes :func:`install_train_function`; keeps a train function that was set in between."""
+    """Undo :func:`install_train_function`; keeps a train function that was set in between."""
     installed = vars(model).get("make_train_function")
     if installed is None or not hasattr(installed, "ooo"):
         return
@@ -143,9 +143,9 @@ def remove_train_function(model: keras.Model) -> None:
 def step_on_data(
     model: keras.Model, train_step: Callable[..., Any], counts: bool = True
 ) -> Callable[..., Any]:
-    """Return the step that Keras' train function makes with one batch, not made into a ``tf.function``.
+    """Return the step that Keras' train function makes with a batch, not made into a ``tf.function``.
 
-    ``counts``: Keras 2 counts the step; False where another part of the same step does.
+    ``counts``: Keras 2 counts the step; False if another part of the same step does.
     """
     train_step = keras_fits.as_first_traced(model, train_step)
     if versions.is_of_keras_2(model) and counts:
@@ -159,7 +159,7 @@ def step_on_data(
 
 
 def _counting(step: Callable[..., Any], counter: Any) -> Callable[..., Any]:
-    """Return the step as Keras 2 makes it: it counts a batch once what it returns is there."""
+    """Return the step as Keras 2 makes it: it counts a batch once the step's results are there."""
 
     def counted(data: object) -> Any:
         outputs = step(data)
@@ -191,7 +191,8 @@ def steps_per_execution(model: keras.Model) -> int:
 
 @contextlib.contextmanager
 def steps_per_execution_set_to(model: keras.Model, count: int) -> Iterator[None]:
-    """Inside the block the train function takes ``count`` batches; Keras 3 takes what the iterator has."""
+    """Make the train function take ``count`` batches inside the block; Keras 3 takes what the iterator
+    has."""
     usual = steps_per_execution(model)
     changes = versions.is_of_keras_2(model) and usual != count
     try:
@@ -204,14 +205,13 @@ def steps_per_execution_set_to(model: keras.Model, count: int) -> Iterator[None]
 
 
 def functions_of(model: keras.Model) -> dict[str, Any]:
-    """Return the functions that a model keeps for evaluate and predict, as Keras made them; {} for a
-    layer."""
+    """Return the functions that a model keeps for evaluate and predict, as Keras made them; {} for layers."""
     kept = {name: getattr(model, name, None) for name in _EVALUATING if hasattr(model, name)}
     return {name: getattr(function, "guarded", function) for name, function in kept.items()}
 
 
 def set_functions_of(model: keras.Model, functions: dict[str, Any]) -> None:
-    """Sets what :func:`functions_of` gave; None: to be made anew."""
+    """Set what :func:`functions_of` returned; None: the function is to be made anew."""
     for name, function in functions.items():
         setattr(model, name, function)
 
@@ -225,7 +225,7 @@ def functions_run_eagerly() -> bool:
 
 
 def why_not_rewritable(model: keras.Model) -> str | None:
-    """Say why no graph of this model's step can be rewritten; None where one can."""
+    """Say why no graph of this model's step can be rewritten; None if one can."""
     if model.run_eagerly:
         return "run_eagerly=True: every op runs at once, there is no graph to rewrite"
     if getattr(model, "_cluster_coordinator", None) is not None:
@@ -234,7 +234,7 @@ def why_not_rewritable(model: keras.Model) -> str | None:
         return RUN_EAGERLY
     if keras_fits.other_optimizer(model):
         return OTHER_OPTIMIZER
-    # The first step builds what is not built yet, and may have weights then.
+    # The first step builds what is not built yet, and may create weights then.
     built = all(layer.built for layer in keras_layers.parts_of(model))
     if model.weights and built and not keras_fits.trained_variables(model):
         return "the model has no trainable weights: there is no backward pass to reorder"
@@ -242,14 +242,14 @@ def why_not_rewritable(model: keras.Model) -> str | None:
 
 
 def keras_compiles_by_itself(model: keras.Model) -> bool:
-    """Return whether ``jit_compile=True`` may be Keras 3's choice, not the user's: as on GPUs."""
+    """Return whether ``jit_compile=True`` may be Keras 3's choice, not the user's, as on GPUs."""
     return not versions.is_of_keras_2(model) and any(
         device.device_type != "CPU" for device in tf.config.list_physical_devices()
     )
 
 
 def is_compiled(model: keras.Model) -> bool:
-    """Return whether XLA compiles the model's stock step: as asked for, or as Keras has chosen."""
+    """Return whether XLA compiles the model's stock step, by the user's or Keras' choice."""
     return bool(model.jit_compile)
 
 
@@ -263,7 +263,7 @@ def makes_its_own(model: keras.Model, kind: Kind) -> bool:
 
 
 def evaluation_on_data(model: keras.Model, kind: Kind) -> Callable[[Any], Any]:
-    """Return Keras' test or predict step for one batch, not made into a ``tf.function``."""
+    """Return Keras' test or predict step for a batch, not made into a ``tf.function``."""
     on_data = step_on_data(model, getattr(model, f"{kind}_step"), counts=False)
     return (
         _counting(on_data, getattr(model, f"_{kind}_counter")) if versions.is_of_keras_2(model) else on_data
@@ -271,7 +271,7 @@ def evaluation_on_data(model: keras.Model, kind: Kind) -> Callable[[Any], Any]:
 
 
 def why_not_of_outputs(model: keras.Model) -> str:
-    """Say why a test step may need more than a batch's outputs; empty: Keras' own needs these alone."""
+    """Say why a test step may need more than a batch's outputs; empty if Keras' own needs only these."""
     if versions.is_of_keras_2(model):
         return "that is for Keras 3"
     for name in ("test_step", "predict_step", "__call__"):
@@ -283,7 +283,7 @@ def why_not_of_outputs(model: keras.Model) -> str:
 def outputs_on_data(model: keras.Model, noted: list[str]) -> Callable[[Any], Any]:
     """Return the forward pass of a test step on one batch.
 
-    What goes with the outputs to the loss, other than labels, is ``noted`` when it is traced.
+    Notes in ``noted``, when traced, what goes to the loss beside outputs and labels.
     """
     on_data = evaluation_on_data(model, "predict")
 
@@ -299,7 +299,7 @@ def outputs_on_data(model: keras.Model, noted: list[str]) -> Callable[[Any], Any
 
 
 def rest_of_test_step(model: keras.Model) -> Callable[[Any, Any], Any]:
-    """Return the loss and metrics as the test step gives them, for a batch and the model's outputs."""
+    """Return a function that gives a test step's loss and metrics for a batch and the model's outputs."""
     on_data = evaluation_on_data(model, "test")
 
     def rest(data: object, outputs: object) -> Any:
@@ -310,10 +310,10 @@ def rest_of_test_step(model: keras.Model) -> Callable[[Any, Any], Any]:
 
 
 def batches_of(model: keras.Model, kind: Kind, given: Any) -> tuple[list[Any], Any]:
-    """Return the batches that one call of a test or predict function takes, and their spec; None: as they
-    are.
+    """Return the batches that a call of a test or predict function takes, and their spec, None if unknown.
 
-    ``given``: what Keras calls it with, an iterator; Keras 3's ``predict`` takes the batches itself.
+    ``given`` is what Keras calls the function with, an iterator; Keras 3's ``predict`` gives the batches
+    themselves.
     """
     if kind == "predict" and isinstance(given, list):
         return given, None
@@ -322,14 +322,14 @@ def batches_of(model: keras.Model, kind: Kind, given: Any) -> tuple[list[Any], A
 
 
 def given_again(given: object, batches: list[Any]) -> Any:
-    """Return the argument to call Keras' function with once :func:`batches_of` has taken these."""
+    """Return the argument for Keras' function after :func:`batches_of` has taken these batches."""
     if given is batches:
         return given
     return iterator_over(batches, given) if is_iterator(given) else iter(batches)
 
 
 def joined(outputs: Sequence[Any]) -> Any:
-    """Return the outputs of ``predict`` for several batches, as one, as Keras joins them."""
+    """Return the outputs of ``predict`` for several batches joined as Keras joins them."""
     if len(outputs) == 1:
         return outputs[0]
 

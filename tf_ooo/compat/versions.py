@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     import keras
 
 _FAMILIES = ("keras", "tf_keras")
-# Modules whose lines a traceback of ours leaves out.
+# Our tracebacks leave out lines of these modules.
 FRAMEWORKS = ("tensorflow", *_FAMILIES)
 OLDEST_KERAS = (2, 15)
 
 
 def check_versions() -> None:
-    """Raises BackendError, naming the version and the way out, outside the supported range."""
+    """Raise BackendError, naming the version and the way out, outside the supported range."""
     if (reason := releases.why_unsupported()) is not None:
         raise BackendError(reason)
 
 
 def check_keras_backend(model: keras.Model = None) -> None:
-    """Raises BackendError unless the model's Keras (:func:`user_keras` without one) is supported."""
+    """Raise BackendError unless the model's Keras (:func:`user_keras` without a model) is supported."""
     keras = user_keras() if model is None else keras_of(model)
     if releases.major_minor(keras.__version__) < OLDEST_KERAS:
         raise BackendError(
@@ -37,8 +37,7 @@ def check_keras_backend(model: keras.Model = None) -> None:
 
 
 def keras_of(value: object) -> Any:
-    """Return the module, ``keras`` or ``tf_keras``, that the class of ``value`` comes from; ``keras`` if
-    none."""
+    """Return the module that the class of ``value`` comes from, ``keras`` or ``tf_keras``; else ``keras``."""
     for base in type(value).__mro__:
         family = base.__module__.partition(".")[0]
         if family in _FAMILIES and family in sys.modules:
@@ -49,7 +48,7 @@ def keras_of(value: object) -> Any:
 
 
 def loaded_keras() -> list[Any]:
-    """Return the Keras modules that have been imported; one that is not can have made nothing."""
+    """Return the imported Keras modules; one that is not imported cannot have made anything."""
     return [sys.modules[family] for family in _FAMILIES if hasattr(sys.modules.get(family), "layers")]
 
 
@@ -79,7 +78,8 @@ def user_keras() -> Any:
 
 
 def _install_tf_keras() -> str:
-    """Say how to install it without dependencies: it wants ``tensorflow``, even with ``tensorflow-cpu``."""
+    """Say how to install tf_keras without dependencies: it wants ``tensorflow``, even beside
+    ``tensorflow-cpu``."""
     import tensorflow as tf
 
     return "pip install --no-deps 'tf_keras=={}.{}.*'".format(*releases.major_minor(tf.__version__))

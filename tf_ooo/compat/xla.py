@@ -1,5 +1,4 @@
-"""Handles XLA: flags for one compilation, ops that put a function on a stream, compiled functions, their
-HLO."""
+"""Handles XLA: flags for one compilation, ops that put a function on a stream, compiled functions, HLO."""
 
 from __future__ import annotations
 
@@ -21,19 +20,19 @@ from grappler_passes.compat import releases
 from tf_ooo.compat import func_graphs, tf_functions
 from tf_ooo.errors import BackendError
 
-# XLA's flags for one compilation, in a process that has compiled before. XLA reads ``XLA_FLAGS`` at its first
-# use, but TensorFlow exports XLA's functions that read it again.
+# These set XLA's flags for one compilation, in a process that has compiled before. XLA reads ``XLA_FLAGS`` at
+# its first use, but TensorFlow exports XLA's functions that read it again.
 
 _VARIABLE = "XLA_FLAGS"
-# xla::ResetFlagValues(), xla::ParseDebugOptionFlagsFromEnv(bool reset_envvar): no C++ types in either.
+# They are xla::ResetFlagValues() and xla::ParseDebugOptionFlagsFromEnv(bool reset_envvar), without C++ types.
 _RESET, _PARSE = "_ZN3xla15ResetFlagValuesEv", "_ZN3xla28ParseDebugOptionFlagsFromEnvEb"
-# CUDA wheels have them in the first, tensorflow-cpu in the second.
+# CUDA wheels have them in the first library, tensorflow-cpu in the second.
 _LIBRARIES = ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2")
 _lock = threading.RLock()
 
 
 def why_flags_are_fixed() -> str | None:
-    """Say why this process cannot change XLA's flags any more; None where it can."""
+    """Say why this process cannot change XLA's flags any more; None if it can."""
     why = "this TensorFlow does not export what sets XLA's flags again; XLA read XLA_FLAGS at its start"
     return why if _library() is None else None
 
@@ -45,10 +44,10 @@ def flags_of_process() -> str:
 
 @contextmanager
 def added(flags: Sequence[str]) -> Iterator[None]:
-    """Add flags to those of the process for everything that any thread compiles inside.
+    """Add flags to the process' own for everything that any thread compiles inside the block.
 
-    XLA ends the process at a flag that it does not know: give only flags that TensorFlow 2.21 has.
-    BackendError: flags cannot be changed.
+    XLA ends the process at an unknown flag: give only flags that TensorFlow 2.21 has. Raises BackendError if
+    flags cannot be changed.
     """
     library = _library()
     if library is None:
@@ -83,7 +82,7 @@ def _library() -> ctypes.CDLL | None:
     return None
 
 
-# Earlier ones inline the call, or know no custom call to a TensorFlow function.
+# Earlier versions inline the call, or know no custom call to a TensorFlow function.
 OLDEST_TENSORFLOW = (2, 21)
 MODULE_VERSION = 9
 STREAM_ATTRIBUTE = "_xla_stream_annotation"
@@ -98,7 +97,7 @@ MLIR_TYPES = {
 
 
 def why_no_streams() -> str | None:
-    """Say why this TensorFlow cannot call a function on a stream; None where it can."""
+    """Say why this TensorFlow cannot call a function on a stream; None if it can."""
     ours = f"TensorFlow {tf.__version__}"
     if releases.major_minor(tf.__version__) < OLDEST_TENSORFLOW:
         return f"{ours}: its XLA inlines calls that are to run on a stream; 2.21 is needed"
@@ -112,7 +111,7 @@ def why_no_streams() -> str | None:
 
 
 def platform() -> str:
-    """Return ``CUDA``, ``ROCM``, ``CPU`` or another GPU: what XLA compiles for where no device is named."""
+    """Return ``CUDA``, ``ROCM``, ``CPU`` or another GPU: XLA compiles for it if no device is named."""
     if not tf.config.list_logical_devices("GPU"):
         return "CPU"
     if tf.test.is_built_with_rocm():
@@ -121,7 +120,7 @@ def platform() -> str:
 
 
 def device_name() -> str:
-    """Return the first GPU's, or ``CPU``."""
+    """Return the first GPU's name, or ``CPU``."""
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         return "CPU"
@@ -165,7 +164,7 @@ def _call_node(name: str, op: str, inputs: Sequence[str], types: Any) -> Any:
 
 
 def barrier_node(name: str, inputs: Sequence[str], dtypes: Sequence[str]) -> Any:
-    """Return the NodeDef of an ``XlaOptimizationBarrier``: its outputs are its inputs, once all are there."""
+    """Return the NodeDef of an ``XlaOptimizationBarrier``: it outputs its inputs once all are there."""
     node = node_def_pb2.NodeDef(name=name, op="XlaOptimizationBarrier", input=inputs)
     node.attr["T"].list.type.extend(tf.as_dtype(dtype).as_datatype_enum for dtype in dtypes)
     return node
@@ -189,12 +188,11 @@ def barrier(tensors: Sequence[Any]) -> list[Any]:
 def repeated_function(
     graph_def: graph_pb2.GraphDef, inputs: Mapping[str, Any], fetches: Sequence[str], times: int
 ) -> Callable[..., Any]:
-    """Return a compiled function of the inputs that computes the fetches ``times`` times, one after the
-    other.
+    """Return a compiled function of the inputs that computes the fetches ``times`` times in a row.
 
-    The number is a constant: XLA:GPU then asks nobody whether to go on.  A round's inputs come out of a
-    barrier with the results of the one before, so that none can be left out or taken out of the loop.
-    ``graph_def`` is flat, its placeholders stand for the ``inputs``, TensorSpecs by ``node:port``;
+    The number is a constant, so that XLA:GPU need not ask whether to go on.  A round's inputs come out of a
+    barrier with the results of the round before, so that no round can be left out or moved out of the loop.
+    ``graph_def`` is flat; its placeholders stand for the ``inputs``, TensorSpecs by ``node:port``;
     ``fetches`` are floats of static shape.
     """
     body = func_graphs.without_placeholders(graph_def)
@@ -218,8 +216,8 @@ def repeated_function(
 def hlo_of(function: Any, specs: Sequence[Any], stage: str = "hlo") -> str:
     """Return the HLO text of a compiled function before (``hlo``) or after (``optimized_hlo``) XLA's passes.
 
-    The device is named, although TensorFlow warns of that: else it draws a random number, and the user's
-    change.
+    The device is named, although TensorFlow warns of that: otherwise TensorFlow draws a random number, and
+    the user's numbers change.
     """
     with tf.init_scope():
         device = tf.identity(tf.constant(0.0)).device

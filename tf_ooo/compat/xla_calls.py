@@ -1,4 +1,4 @@
-"""Makes functions that XLA compiles as a whole, and calls of them in a graph; tells what can be in one."""
+"""Makes functions that XLA compiles as a whole, and calls of them; tells which ops may be in one."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from grappler_passes.compat import runtime
 from tf_ooo.compat import func_graphs, tf_functions, xla
 from tf_ooo.compat.func_graphs import COMPILED
 
-# The sizes of a call's arguments stand on it: a function says none.
+# A call carries the sizes of its arguments in this attribute: a function has none.
 _SHAPES = "_ooo_shapes"
 _KERNELS = {"CPU": "XLA_CPU_JIT", "GPU": "XLA_GPU_JIT"}
 Shapes = Sequence[Any]  # each a sequence of sizes, all of which are known: else an op is in no call
 
 
 def call_node(name: str, function: Any, inputs: Sequence[str], shapes: Shapes = ()) -> Any:
-    """Return the NodeDef of a call of a FunctionDef, whose arguments have these shapes."""
+    """Return the NodeDef of a call of a FunctionDef, with arguments of these shapes."""
     signature = function.signature
     node = node_def_pb2.NodeDef(name=name, op="PartitionedCall", input=inputs)
     node.attr["f"].func.name = signature.name
@@ -35,7 +35,7 @@ def call_node(name: str, function: Any, inputs: Sequence[str], shapes: Shapes = 
 
 
 def is_call(node: Any) -> bool:
-    """Return whether a NodeDef is one of :func:`call_node`; users have XLA compile functions, too."""
+    """Return whether a NodeDef comes from :func:`call_node`; users let XLA compile functions, too."""
     return _SHAPES in node.attr
 
 
@@ -45,7 +45,7 @@ def shapes_of(call: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def function_def(name: str, nodes: Sequence[Any], inputs: Any, outputs: Any) -> Any:
-    """Return :func:`tf_ooo.compat.func_graphs.function_def` of what no graph optimizer inlines."""
+    """Return :func:`tf_ooo.compat.func_graphs.function_def`, marked so that no graph optimizer inlines it."""
     function = func_graphs.function_def(name, nodes, inputs, outputs)
     function.attr[COMPILED].b = function.attr["_noinline"].b = True
     return function
@@ -63,7 +63,7 @@ def _kernels(op_type: str, device_type: str) -> tuple[Any, ...]:
 
 @functools.cache
 def _compile_once() -> None:
-    """TensorFlow registers XLA's kernels with its first compilation."""
+    """Compile once, because TensorFlow registers XLA's kernels at its first compilation."""
     specs = [tf.TensorSpec((), tf.float32)]
     tf_functions.plain_function(lambda x: x + x, specs, compiled=True)(tf.constant(0.0))
 
@@ -81,10 +81,11 @@ def can_compile(node: Any, device_type: str) -> bool:
 
 
 def run_calls(calls: Sequence[tuple[Any, str, Shapes]], times: int = 1) -> Callable[[], None]:
-    """Return what makes calls with zeros, each so often, and waits; a device makes one after the other.
+    """Return a function that makes calls with zeros, each ``times`` times, in order on each device, and
+    waits.
 
-    ``calls``: FunctionDefs, each with the device it runs on and the shapes of its arguments.  Running raises
-    tf.errors.OpError where XLA cannot compile one.
+    ``calls``: FunctionDefs, each with the device it runs on and the shapes of its arguments.  Running it
+    raises tf.errors.OpError if XLA cannot compile one.
     """
     graph_def, lasts = graph_pb2.GraphDef(), dict[str, str]()  # the latest call on each device
     for number, (function, device, shapes) in enumerate(calls):
@@ -123,7 +124,7 @@ def _zeros(
     device: str,
     before: Sequence[str],
 ) -> str:
-    """Add a node that makes so many zeros, after what comes ``before``; return its name."""
+    """Add a node that makes zeros of this shape, after the nodes ``before``; return its name."""
     sizes = xla.constant_node(f"{name}_sizes", np.array(shape, np.int32))
     zero = xla.constant_node(f"{name}_zero", np.zeros((), tf.as_dtype(dtype).as_numpy_dtype))
     inputs = [sizes.name, zero.name, *before]

@@ -1,4 +1,4 @@
-"""Gives the costs of tasks as plain data: seconds and bytes, measured or from formulas."""
+"""Gives the costs of tasks as plain data: seconds and bytes, measured or calculated."""
 
 from tf_ooo.costs.devices import DEVICES, DeviceModel, device
 from tf_ooo.costs.layer_costs import LayerCosts, Link

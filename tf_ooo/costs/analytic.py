@@ -1,7 +1,7 @@
-"""Calculates FLOP and bytes of TensorFlow's ops, from op type and shapes; seconds on a device's roofline.
+"""Calculates FLOP and bytes of TensorFlow's ops from op type and shapes, and seconds on a device's roofline.
 
-Matrix products and convolutions have formulas, views cost nothing, every other op counts as the bytes that it
-reads and writes; what has neither formula nor known shapes gets a reason.
+Matrix products and convolutions have formulas, views cost nothing, and every other op counts as the bytes
+that it reads and writes; an op with neither formula nor known shapes gets a reason instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tf_ooo.errors import CostError
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2, node_def_pb2
 
-# No kernel worth a number: no memory of its own is read or written, or only a few bytes of shape.
+# These ops run no kernel that counts: they read or write no memory of their own, or only a few bytes of
+# shape.
 FREE_OPS = frozenset(
     {"Assert", "BroadcastArgs", "BroadcastGradientArgs", "Const", "ControlTrigger", "Enter", "Exit",
      "ExpandDims", "HostConst", "Identity", "IdentityN", "LoopCond", "Merge", "NextIteration", "NoOp",
@@ -29,14 +30,14 @@ FREE_OPS = frozenset(
      "Shape", "ShapeN", "Size", "Squeeze", "StopGradient", *SWITCHES, "VarHandleOp", "VarIsInitializedOp",
      "_Arg", "_DeviceArg", "_DeviceRetval", "_Retval", "_VarHandlesOp"}
 )  # fmt: skip
-# The shapes of inputs and outputs do not tell how long these take.
+# The shapes of their inputs and outputs do not tell how long these ops take.
 _NO_FORMULA = re.compile(
     r"(CudnnRNN|BlockLSTM|LSTMBlock|GRUBlock|PartitionedCall|StatefulPartitionedCall|StatelessWhile|While|If"
     r"|StatelessIf|Case|For|Xla|PyFunc|EagerPyFunc|MapDefun|RemoteCall|SymbolicGradient|Iterator|Optional"
     r"|Horovod|Collective|Nccl|Send|Recv|_Send|_Recv|_HostSend|_HostRecv|Barrier|Queue|Stack|TensorList"
     r"|TensorArray)"
 )
-# These ops read their first input so often beyond once: moments first, or a maximum and a sum first.
+# These ops read their first input this many times more: moments first, or a maximum and a sum first.
 _EXTRA_READS = {
     "FusedBatchNorm": 1,
     "FusedBatchNormGrad": 2,
@@ -45,29 +46,30 @@ _EXTRA_READS = {
     "SoftmaxCrossEntropyWithLogits": 1,
     "SparseSoftmaxCrossEntropyWithLogits": 1,
 }
-# The sizes of what they put out may be known only at run time; it is never more than what they read.
+# The sizes of their outputs may only be known at run time; they are never larger than the input.
 _REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any")
-# They touch only as much of their first input as they put out.
+# These ops read only as much of their first input as they put out.
 _PARTIAL_READS = ("Gather", "ResourceGather", "Slice", "StridedSlice", "Split", "Unpack", "DynamicSlice")
 
-# At most as many rows come out as go in.
+# These ops put out at most as many rows as go in.
 _NEVER_MORE_ROWS = frozenset({"Unique", "UniqueV2", "UnsortedSegmentSum"})
 _RESERVED_PORT = 5
 
 _Outputs = Mapping[str, Sequence[OutputInfo]]
-# The marks of oneDNN, of fusion and of versions.
+# These prefixes and suffixes mark oneDNN, fusion and versions.
 _BEFORE = re.compile(r"^(_Mkl(Native)?)?(_?Fused(?=Conv|MatMul|BatchMatMul|Depthwise))?")
 _BEHIND = re.compile(r"(WithBias|V\d+|Ex)+$")
 
 
 def base_type(op_type: str) -> str:
-    """Return ``Conv2D`` for ``_MklNativeFusedConv2D``, ``FusedBatchNormGrad`` for its versions such as V3."""
+    """Return ``Conv2D`` for ``_MklNativeFusedConv2D``, ``FusedBatchNormGrad`` for its V3 and other
+    versions."""
     return _BEHIND.sub("", _BEFORE.sub("", op_type))
 
 
 @dataclass(frozen=True)
 class AnalyticOps:
-    """Holds work and seconds of the ops of a graph; ``unknown`` says why others have none."""
+    """Holds work and seconds of a graph's ops; ``unknown`` says why other ops have none."""
 
     work: Mapping[str, Work]
     seconds: Mapping[str, float]
@@ -77,7 +79,7 @@ class AnalyticOps:
 def analytic_ops(
     graph_def: graph_pb2.GraphDef, device: DeviceModel, outputs: _Outputs | None = None
 ) -> AnalyticOps:
-    """Return costs of each node of a flat graph; ``outputs`` None: what TensorFlow can infer of them."""
+    """Return the costs of each node of a flat graph; ``outputs`` None: what TensorFlow can infer."""
     outputs = shape_inference.infer_outputs(graph_def) if outputs is None else outputs
     outputs = with_largest_sizes(graph_def, outputs)
     works: dict[str, Work] = {}
@@ -98,7 +100,7 @@ def analytic_ops(
 def op_work(
     node: node_def_pb2.NodeDef, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]
 ) -> Work:
-    """Return the work of one op; an unknown input is None. CostError names the op where its work is open."""
+    """Return the work of an op; unknown inputs are None. CostError names the op if its work is unknown."""
     if node.op in FREE_OPS:
         return Work(pieces=1)
     if _NO_FORMULA.match(node.op):
@@ -110,12 +112,12 @@ def op_work(
 
 
 class _UnknownShapeError(Exception):
-    """A size that the costs depend on is open."""
+    """A size that the costs depend on is unknown."""
 
 
 @dataclass(frozen=True)
 class _Op:
-    """Is an op with what it reads and puts out; the place of a tensor is that of an input, or ``_RESULT``."""
+    """Holds an op, its inputs and outputs; a tensor's place is its input's number, or ``_RESULT``."""
 
     node: node_def_pb2.NodeDef
     inputs: Sequence[OutputInfo | None]
@@ -140,13 +142,13 @@ def _dims(info: OutputInfo | None) -> tuple[int, ...]:
 
 
 def _tensor_bytes(infos: Sequence[OutputInfo | None]) -> float:
-    """Return bytes of the tensors among them: handles and strings count nothing."""
+    """Return the bytes of the tensors; handles and strings count as nothing."""
     numbers = [info for info in infos if info is None or info.is_number]
     return float(sum(math.prod(_dims(info)) * (info.element_bytes if info else 0) for info in numbers))
 
 
 def _by_bytes(op: _Op) -> Work:
-    """Count memory traffic only: inputs are read once, outputs written once, variables read and written."""
+    """Count only memory traffic: inputs are read once, outputs written once, variables read and written."""
     kind, inputs, outputs = base_type(op.node.op), op.inputs, op.outputs
     if kind in _REDUCTIONS:  # the axes are a few numbers, of which even the count may be open
         inputs = inputs[:1]
@@ -163,7 +165,7 @@ def _by_bytes(op: _Op) -> Work:
 
 
 def _variable_bytes(node: node_def_pb2.NodeDef, inputs: Sequence[OutputInfo | None]) -> float:
-    """Return the bytes moved behind handles: each variable is as large as the value that goes in."""
+    """Return the bytes moved behind handles: each variable is as large as the op's largest value."""
     handles = sum(info is not None and info.dtype == "resource" for info in inputs)
     values = [info for info in inputs if handles and info is not None and info.is_number]
     passes = 1 if node.op == "AssignVariableOp" else 2
@@ -179,7 +181,7 @@ def _matmul(op: _Op) -> Work:
     return Work(flop, op.moved_bytes, gemm_pieces(out[-2], out[-1], summed, math.prod(out[:-2])))
 
 
-# A convolution and its two gradients have the kernel and the tensor on the output's side here.
+# The kernel and the tensor on the output's side are at these places in a convolution and its gradients.
 _KERNEL_AND_OUTER = {"F": (1, _RESULT), "dO": (1, 2), "dW": (_RESULT, 2)}
 
 
@@ -206,7 +208,7 @@ def _depthwise(kind: str) -> _Rule:
 
 
 def _einsum(op: _Op) -> Work:
-    """Return two for every combination of the indices; an ellipsis is the indices that it stands for."""
+    """Count two flop for each combination of the indices; an ellipsis stands for its hidden indices."""
     left, _, right = op.node.attr["equation"].s.decode().replace(" ", "").partition("->")
     sizes: dict[str, int] = {}
     for term, info in zip(left.split(","), op.inputs, strict=False):
@@ -235,10 +237,10 @@ _RULES: dict[str, _Rule] = {
 
 
 def with_largest_sizes(graph_def: graph_pb2.GraphDef, outputs: _Outputs) -> dict[str, tuple[OutputInfo, ...]]:
-    """Return open sizes as large as they can be; what depends on an open input (a batch size) stays open.
+    """Return unknown sizes as large as they can be; those that follow from an open input stay open.
 
-    Only a run knows them: rows that a batch looks up (``Unique``), all that an optimizer computes from them,
-    and cuDNN's notes of a batch normalization.
+    Only a run tells these sizes: rows that a batch looks up (``Unique``), all that an optimizer computes from
+    them, and what cuDNN reserves for a batch normalization.
     """
     largest = {name: tuple(infos) for name, infos in outputs.items()}
     open_nodes = [node for node in graph_def.node if not all(map(is_closed, largest.get(node.name, ())))]
@@ -258,7 +260,7 @@ def with_largest_sizes(graph_def: graph_pb2.GraphDef, outputs: _Outputs) -> dict
 def _closed_now(
     node: node_def_pb2.NodeDef, outputs: _Outputs, bounded: set[tuple[str, int]]
 ) -> Iterator[tuple[int, OutputInfo]]:
-    """Yield outputs of the node whose sizes are open, and can be told by now."""
+    """Yield outputs of the node whose sizes were open and can be told by now."""
     sources = [split_input(text) for text in node.input]
     usable = sources[:1] if node.op in _NEVER_MORE_ROWS else [s for s in sources if s in bounded]
     for port, info in enumerate(outputs[node.name]):
@@ -276,7 +278,7 @@ def _closed_now(
 
 
 def _filled(info: OutputInfo, source: OutputInfo) -> OutputInfo | None:
-    """Return ``info`` with the sizes of ``source`` where it has none; None: open too, or of another rank."""
+    """Fill open sizes of ``info`` from ``source``; None if these are open too, or the ranks differ."""
     own = source.shape if info.shape is None else info.shape
     if not is_closed(source) or own is None or len(own) != len(source.shape or ()):
         return None

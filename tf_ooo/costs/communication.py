@@ -11,7 +11,7 @@ from tf_ooo.costs.layer_costs import Link
 from tf_ooo.errors import CostError
 from tf_ooo.units import time_text
 
-# Messages that a measurement sends: latency shows in the small ones, bandwidth in the large ones.
+# A measurement sends messages of these sizes: small ones show latency, large ones bandwidth.
 MEASURED_BYTES = (1024, 16 * 1024, 256 * 1024, 1024**2, 4 * 1024**2)
 
 _PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
@@ -21,11 +21,11 @@ _TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 def fit_link(samples: Sequence[tuple[float, float]], *, flat_ok: bool = False) -> Link:
-    """Return the link that explains measured (bytes, seconds) best. CostError: too few, or larger not slower.
+    """Return the link that fits measured (bytes, seconds) best. CostError: too few, or larger not slower.
 
-    Median of the slopes between all pairs (Theil-Sen): up to 29% of the samples may be disturbed.
-    ``flat_ok``: where larger messages were not slower, the fastest one's bytes a second, which the link has
-    at least.
+    The bandwidth is the median of the slopes between all pairs (Theil-Sen): up to 29% of the samples may be
+    disturbed. ``flat_ok``: if larger messages were not slower, take the highest bytes per second among them,
+    which the link has at least.
     """
     samples = [_sample(index, sample) for index, sample in enumerate(samples)]
     sizes = {size for size, _ in samples}
@@ -73,8 +73,8 @@ def runtime_text(seconds: Mapping[str, float]) -> str:
 
 
 def link_of_ring(allreduce: Link, workers: int) -> Link:
-    """Return the link between neighbours of a ring: 2 (n - 1) latencies and 2 (n - 1) / n bytes are an
-    allreduce."""
+    """Return the link between neighbours in a ring, from an allreduce: 2 (n - 1) latencies, 2 (n - 1) / n
+    bytes."""
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise CostError(f"workers must be a whole number from 1, got {workers!r}")
     if workers == 1:
@@ -84,16 +84,16 @@ def link_of_ring(allreduce: Link, workers: int) -> Link:
 
 
 def as_allreduce_bytes(gathered_bytes: float, workers: int) -> float:
-    """Return the allreduce that sends as much as gathering so many bytes of each rank.
+    """Return the bytes of the allreduce that sends as much as gathering ``gathered_bytes`` from each rank.
 
-    In a ring of w ranks an allreduce of n bytes sends 2 (w - 1) / w n from each to the next (Patarasuk & Yuan
-    2009), gathering n bytes of each rank (w - 1) n.
+    In a ring of w ranks an allreduce of n bytes sends 2 (w - 1) / w n from each rank to the next (Patarasuk &
+    Yuan 2009); gathering n bytes from each rank sends (w - 1) n.
     """
     return gathered_bytes * workers / 2
 
 
 def parse_link(text: str) -> Link:
-    """Return a link from text: ``25Gbit``, ``1.5 GB/s``, ``10Gbit,20us``.  CostError says what was expected.
+    """Return a link from text: ``25Gbit``, ``1.5 GB/s``, ``10Gbit,20us``.  CostError says what is expected.
 
     ``bit`` and ``B`` are decimal (k, M, G, T), ``KiB`` and the like binary; "/s" and "ps" may be left out.
     """
@@ -108,8 +108,8 @@ def parse_link(text: str) -> Link:
 
 
 def parse_bytes(text: str) -> int:
-    """Return a number of bytes from text: ``16GiB``, ``16GB``, ``512 MiB``, ``1000000``. CostError
-    otherwise."""
+    """Return a number of bytes from text such as ``16GiB``, ``16GB``, ``512 MiB``, ``1000000``; else
+    CostError."""
     match = _AMOUNT.fullmatch(text)
     unit = match[2].lower().removesuffix("b") if match else ""
     factor = _BINARY.get(unit, _PREFIXES.get(unit))
@@ -122,7 +122,7 @@ def parse_bytes(text: str) -> int:
 
 
 def _bandwidth(text: str) -> float | None:
-    """Return bytes a second, None where the text is no bandwidth."""
+    """Return the bytes per second in a text; None if it is no bandwidth."""
     match = _AMOUNT.fullmatch(text)
     if match is None:
         return None

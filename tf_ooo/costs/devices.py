@@ -17,7 +17,7 @@ from tf_ooo.errors import CostError
 # leave processors idle), and long sums are split ("split-K").  Assumed, not measured.
 TILE = 64
 SPLIT_SUM = 1024
-# Elements that one block of an elementwise kernel handles.  Assumed.
+# One block of an elementwise kernel handles this many elements; this is assumed.
 ELEMENTS_A_PIECE = 1024
 
 
@@ -74,15 +74,14 @@ class DeviceModel:
         return min(1.0, max(work.pieces, 1.0) / self.parallel_width)
 
     def full_s(self, work: Work) -> float:
-        """Return seconds if the kernel filled the device and cost nothing to launch."""
+        """Return a kernel's seconds if it filled the device and cost nothing to launch."""
         return max(work.flop / self.flop_per_s, work.moved_bytes / self.bytes_per_s)
 
     def seconds(self, *kernels: Work) -> float:
         return sum(self.full_s(work) / self.share(work) + self.launch_s for work in kernels)
 
     def occupancy(self, kernels: Iterable[Work]) -> float:
-        """Return the share of the device, in (0, 1], that kernels keep busy on average; launch gaps are
-        idle."""
+        """Return the average share of the device, in (0, 1], that kernels keep busy; launch gaps are idle."""
         kernels = tuple(kernels)
         taken_s = self.seconds(*kernels)
         used_s = sum(self.full_s(work) for work in kernels)
@@ -90,12 +89,12 @@ class DeviceModel:
 
 
 def gemm_pieces(rows: float, columns: float, summed: float, batch: float = 1) -> float:
-    """Return independent pieces of ``batch`` products (rows x summed) @ (summed x columns)."""
+    """Return the independent pieces of ``batch`` products (rows x summed) @ (summed x columns)."""
     return batch * math.ceil(rows / TILE) * math.ceil(columns / TILE) * max(1.0, summed // SPLIT_SUM)
 
 
 def gemm(rows: float, columns: float, summed: float, element_bytes: int, batch: float = 1) -> Work:
-    """Return a (batched) matrix product that reads both factors and writes the result once."""
+    """Return the work of a (batched) matrix product that reads both factors and writes the result once."""
     elements = rows * summed + summed * columns + rows * columns
     return Work(
         flop=2.0 * batch * rows * columns * summed,
@@ -105,7 +104,7 @@ def gemm(rows: float, columns: float, summed: float, element_bytes: int, batch: 
 
 
 def elementwise(elements: float, passes: float, element_bytes: int) -> Work:
-    """Return a kernel that reads or writes ``elements`` elements ``passes`` times; its few operations are
+    """Return the work of a kernel that reads or writes ``elements`` elements ``passes`` times; flop are
     free."""
     return Work(moved_bytes=elements * passes * element_bytes, pieces=max(1.0, elements / ELEMENTS_A_PIECE))
 
@@ -115,17 +114,17 @@ def elementwise(elements: float, passes: float, element_bytes: int) -> Work:
 # dataclasses.replace(device, launch_s=1e-6)).
 _LAUNCH_S = 5e-6
 GRAPH_LAUNCH_S = 1e-6
-# To dispatch a TensorFlow op on a CPU.
+# Dispatching a TensorFlow op on a CPU takes about this long.
 _CPU_LAUNCH_S = 2e-6
 
-# fp32: without tensor cores; tf32: float32 tensors in tensor cores; bf16, fp16: sums in 32 bits.
+# fp32 does without tensor cores; tf32 has float32 tensors in tensor cores; bf16 and fp16 sum in 32 bits.
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 _OF_TYPES = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 @dataclass(frozen=True)
 class _Published:
-    """Is a row of a data sheet: bytes/s, processors, and dense TFLOP/s of each precision that it has."""
+    """Holds a row of a data sheet: bytes/s, processors, and dense TFLOP/s of each precision that it has."""
 
     name: str
     bytes_per_s: float
@@ -177,14 +176,14 @@ _PUBLISHED = {
         # AMD EPYC 9654 product page (2022): 96 cores at 2.4 GHz (base), 460.8 GB/s.  AMD's Zen 4 optimization
         # guide: 32 single-precision flop a cycle, 64 of BF16.
         _Published("epyc-9654", 460.8e9, 96, {"fp32": 7.37, "bf16": 14.7}, _CPU_LAUNCH_S),
-        # No data sheet: one core at 3 GHz with two 8-wide multiply-add units (AVX2); 10 GB/s is a usual
-        # share of a server's memory.
+        # There is no data sheet: one core at 3 GHz with two 8-wide multiply-add units (AVX2); 10 GB/s is a
+        # usual share of a server's memory.
         _Published("cpu-core", 10e9, 1, {"fp32": 0.096}, _CPU_LAUNCH_S),
     )
 }
-# This one is taken where none is given; plans state it.
+# This device is taken if none is given; plans state it.
 DEFAULT_DEVICE = "v100"
-# A device at its fp32 peak by its name, at the others as NAME-PRECISION.
+# Devices are named NAME at their fp32 peak, and NAME-PRECISION at others.
 DEVICES: dict[str, DeviceModel] = {
     model.name: model
     for row in _PUBLISHED.values()
@@ -194,8 +193,7 @@ DEVICES: dict[str, DeviceModel] = {
 
 
 def device(name: str, precision: str | None = None) -> DeviceModel:
-    """Return a device of the table, at a precision of its own; None: the one in the name (``h100-bf16``),
-    else fp32.
+    """Return a device at a precision it has; None: the one in its name (``h100-bf16``), else fp32.
 
     Raises:
         CostError: no such device, which lists the names; a precision that it lacks, which lists its own; or
@@ -219,18 +217,19 @@ def device(name: str, precision: str | None = None) -> DeviceModel:
 
 
 def devices_with(precision: str) -> list[str]:
-    """Return the names of the devices that have a published peak for a precision."""
+    """Return the names of devices with a published peak for a precision."""
     return [name for name, row in _PUBLISHED.items() if precision in row.tflop_per_s]
 
 
 def usual_precision(name: str, computed_in: str) -> str:
-    """Return the precision in a device's name, else the type's usual one: TF32 for float32 if there is."""
+    """Return the precision in a device's name, else the usual one for the type: TF32 for float32 if it has
+    it."""
     row, own = split_device(name)
     of_float32 = "tf32" if f"{row}-tf32" in DEVICES else "fp32"
     return own or _OF_TYPES.get(computed_in, of_float32)
 
 
 def split_device(name: str) -> tuple[str, str | None]:
-    """Return the device's own name, and the precision that is in ``name``, None where it says none."""
+    """Return the device's own name, and the precision in ``name``; None if it has none."""
     row, _, precision = name.rpartition("-")
     return (row, precision) if precision in PRECISIONS else (name, None)

@@ -1,5 +1,4 @@
-"""Sums up the costs of a classified graph's layers from the seconds of its ops, as in
-docs/design/costs.md."""
+"""Sums op seconds to the costs of a classified graph's layers, as docs/design/costs.md says."""
 
 from __future__ import annotations
 
@@ -28,13 +27,13 @@ from tf_ooo.units import Places, count_text
 _ASSUMED_ELEMENT_BYTES = 4
 _SUMS = ("AddN", "AddV2", "Add")
 _BACKWARD = (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD)
-# A task keeps so many cores busy at least: rounding must not make it none.
+# A task keeps at least this many cores busy: rounding must not make it none.
 _LEAST_CORES = 0.01
 
 
 @dataclass(frozen=True)
 class GraphCosts:
-    """Holds costs of ``TrainingGraph.layers``, seconds of ops that belong to none by kind, and assumed
+    """Holds the costs of ``TrainingGraph.layers``, seconds by kind of ops without layer, and assumed
     sizes."""
 
     layers: tuple[LayerCosts, ...]
@@ -43,7 +42,7 @@ class GraphCosts:
 
 
 class _Sizes:
-    """Holds bytes by layer, filled in one walk over the graph."""
+    """Holds bytes by layer, collected in one walk over the graph."""
 
     def __init__(self) -> None:
         self.kept, self.weight_grad, self.output = (defaultdict[int, float](float) for _ in range(3))
@@ -56,7 +55,7 @@ def graph_costs(
     tasks: Tasks | None = None,
     forward: Mapping[str, int] | None = None,
 ) -> GraphCosts:
-    """Sums op seconds up to layers.  CostError names an op whose seconds are missing or no time."""
+    """Sum op seconds to layers.  CostError names an op whose seconds are missing or not a time."""
     tasks = backward_tasks(graph).ops if tasks is None else tasks
     forward = forward_layers(graph) if forward is None else forward
     by_task = ops_by_task(graph, tasks, forward)
@@ -78,8 +77,8 @@ def graph_costs(
         layers.append(
             LayerCosts(
                 **kinds_s,
-                # dW also needs the gradient that dO made; where that is larger than what dO frees, it counts
-                # from the start: rather too much memory than too little.
+                # dW also needs the gradient that dO made; if that is larger than what dO frees, it counts
+                # from the start: better too much memory than too little.
                 activation_bytes=max(sizes.kept[index], weight_grad),
                 forward_bytes=sizes.kept[index] if weight_grad > sizes.kept[index] else None,
                 weight_bytes=weights[index][0],
@@ -101,12 +100,12 @@ def graph_costs(
 def places(
     graph: TrainingGraph, tasks: Tasks | None = None, forward: Mapping[str, int] | None = None
 ) -> Places:
-    """Say in words which layer each op belongs to; ``tasks`` and ``forward`` where they are known already."""
+    """Say in words which layer each op belongs to; ``tasks`` and ``forward`` if they are already known."""
     return Places.of_tasks(graph, ops_by_task(graph, tasks, forward))
 
 
 def unknown_activations(graph: TrainingGraph, tasks: Tasks, forward: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the tensors that :func:`graph_costs` counts as 0 bytes, as their sizes are not known."""
+    """Return the tensors that :func:`graph_costs` counts as 0 bytes, because their sizes are unknown."""
     return tuple(_sizes(graph, tasks, forward).unknown)
 
 
@@ -124,8 +123,7 @@ def _total_s(graph: TrainingGraph, names: Iterable[str], seconds: Mapping[str, f
 
 
 def _summand_bytes(graph: TrainingGraph, weight_grads: Iterable[str]) -> float:
-    """Return the parts that a weight's gradient is added up from (one for each time step of an unrolled
-    RNN)."""
+    """Return the bytes of a weight gradient's summands (one per time step of an unrolled RNN)."""
     own = set(weight_grads)
     sums = (graph.ops[name] for name in own if graph.ops[name].type in _SUMS)
     parts = ([producer for producer, _ in add.inputs if producer in own] for add in sums)
@@ -134,7 +132,8 @@ def _summand_bytes(graph: TrainingGraph, weight_grads: Iterable[str]) -> float:
 
 
 def _sizes(graph: TrainingGraph, tasks: Tasks, forward: Mapping[str, int]) -> _Sizes:
-    """Return activations, each counted once: where dW reads it, else at the lowest layer whose dO does."""
+    """Return the bytes of activations, each counted once: where dW reads it, else at the lowest dO that
+    does."""
     task_of = {name: task for task, names in tasks.items() for name in names}
     readers: dict[str, set[LayerTask]] = {}
     outside: set[str] = set()
@@ -163,7 +162,7 @@ def _sizes(graph: TrainingGraph, tasks: Tasks, forward: Mapping[str, int]) -> _S
 
 
 def _tensors_read(graph: TrainingGraph, op: Op) -> Iterator[str]:
-    """Yield the ops whose memory an op reads: looks through views, leaves out weights and constants."""
+    """Yield the ops whose memory an op reads, seen through views, without weights and constants."""
     for producer in {producer for producer, _ in op.inputs}:
         owner = producer
         while owner in graph.ops and not owns_memory(graph.ops[owner]):
@@ -174,7 +173,7 @@ def _tensors_read(graph: TrainingGraph, op: Op) -> Iterator[str]:
 
 
 def _layer_inputs(graph: TrainingGraph, forward: Mapping[str, int]) -> list[tuple[int, ...]]:
-    """Return for each layer the lower layers whose tensors its forward ops read, skip connections too."""
+    """Return for each layer the lower layers whose tensors its forward ops read, also by skip connections."""
     inputs: list[set[int]] = [set() for _ in graph.layers]
     for name, reader in forward.items():
         for tensor in _tensors_read(graph, graph.ops[name]):
@@ -184,8 +183,7 @@ def _layer_inputs(graph: TrainingGraph, forward: Mapping[str, int]) -> list[tupl
 
 
 def variable_bytes(graph: TrainingGraph, notes: list[str]) -> list[tuple[float, float]]:
-    """Return (bytes of the weights, bytes of their slots) for each layer; a slot is as large as its
-    weight."""
+    """Return (bytes of weights, bytes of slots) for each layer; a slot is as large as its weight."""
     read = {
         op.inputs[0][0]: op.output_bytes
         for op in graph.ops.values()
@@ -218,8 +216,8 @@ def with_cores(
 ) -> tuple[LayerCosts, ...]:
     """Return the layers with the shares of a machine's cores that their F, dO and dW keep busy.
 
-    Of an op ``core_s`` are the seconds of all cores at work.  One that is not there takes one core, and so
-    does a task that was not seen.
+    ``core_s`` holds for each op the seconds of all cores together.  An op without them counts one core, and
+    so does a task that was not seen.
     """
     by_task = ops_by_task(graph, tasks, forward)
 
@@ -239,8 +237,7 @@ def with_occupancy(
     device: DeviceModel,
     tasks: Tasks | None = None,
 ) -> tuple[LayerCosts, ...]:
-    """Return the layers with the shares of the device that their F, dO and dW keep busy; their seconds
-    stay."""
+    """Return the layers with the shares of the device that F, dO and dW keep busy; seconds stay."""
     if len(layers) != len(graph.layers):
         raise CostError(f"{len(layers)} layers have costs, the graph has {len(graph.layers)}")
     by_task = ops_by_task(graph, tasks)

@@ -1,4 +1,4 @@
-"""Finds costs of the layers of a Keras model: one training step is traced, its ops measured or calculated."""
+"""Finds the costs of a Keras model's layers: traces one training step and measures or calculates its ops."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
 
 _OPTIMIZER, _LOSS = "adam", "mse"
-# Rows of a micro-batch where none are said: Keras' batch.
+# A micro-batch has this many rows if none are given: Keras' default batch.
 DEFAULT_ROWS = 32
 _MEASURED_ON = "cpu-core"
-# So Keras' errors about a class begin that nobody has registered.
+# Keras' errors about an unregistered class begin with these.
 _UNKNOWN = ("Could not locate class", "Unknown layer")
 
 
 def load_model(text: str, is_name: bool, modules: Sequence[str] = ()) -> keras.Model:
     """Return the saved model at a path, or what ``MODULE:NAME`` stands for.
 
-    ``modules`` are imported first: they register its own classes with Keras.  OptionsError: it cannot be
+    ``modules`` are imported first: they register their classes with Keras.  OptionsError: the model cannot be
     loaded or made.
     """
     versions.check_versions()
@@ -50,7 +50,7 @@ def load_model(text: str, is_name: bool, modules: Sequence[str] = ()) -> keras.M
 
 
 def _named_model(name: str) -> keras.Model:
-    """Return what it makes without arguments, or is: a model's class, a function, a model."""
+    """Return the model that ``name`` is, or that it makes without arguments (a class or function)."""
     module, _, attribute = name.partition(":")
     model = getattr(_import_module(module), attribute, None)
     if model is None:
@@ -66,7 +66,7 @@ def _named_model(name: str) -> keras.Model:
 
 
 def _import_module(name: str) -> Any:
-    """Return a module, also of the present folder.  OptionsError says why it cannot be imported."""
+    """Return a module, also from the current folder.  OptionsError says why it cannot be imported."""
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -90,7 +90,7 @@ def _saved_model(path: str) -> keras.Model:
 
 
 def _cause(error: Exception) -> str:
-    """Return the first line of the innermost of Keras' errors, without the settings of all layers."""
+    """Return the first line of the innermost of Keras' errors, without all layers' settings."""
     text = str(error).rpartition("Exception encountered: ")[2].partition(" Full object config")[0]
     return (text.strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
@@ -153,7 +153,7 @@ def costs_of_model(
 def _assumed(
     roofline: devices.DeviceModel, types: str, measure: bool, given: tuple[int | None, str | None, str | None]
 ) -> tuple[str, ...]:
-    """Say for which device, types and inputs the seconds hold, and which of these nobody has given."""
+    """Say for which device, types and inputs the seconds hold, and which of these were not given."""
     row, precision = devices.split_device(roofline.name)
     names = ("batch", "device", "precision")
     silent = ", ".join(name for name, value in zip(names, given, strict=True) if value is None)
@@ -165,18 +165,18 @@ def _assumed(
 
 
 def _computed_in(model: keras.Model) -> str:
-    """Return the type that layers with weights compute in: the shortest, if they differ."""
+    """Return the type in which layers with weights compute; if they differ, the shortest."""
     kinds = {getattr(layer, "compute_dtype", None) for layer in model.layers if layer.weights}
     return next((kind for kind in ("bfloat16", "float16") if kind in kinds), "float32")
 
 
 def _left_out(seconds: Mapping[str, float]) -> list[str]:
-    """Return a note of the seconds that no layer has, by kind."""
+    """Return a note of the seconds that belong to no layer, by kind."""
     parts = [f"{left_s * 1e3:.3g} ms of {_OF_NO_LAYER[kind]}" for kind, left_s in seconds.items()]
     return [f"not in the plan, as no layer owns it: {'; '.join(parts)}"] if parts else []
 
 
-# Ops of these kinds that belong to no layer.
+# Ops of these kinds may belong to no layer.
 _OF_NO_LAYER = {
     "F": "the forward pass",
     "dO": "the backward pass",
@@ -188,7 +188,7 @@ _OF_NO_LAYER = {
 
 
 class _Step:
-    """Is one training step of a model, traced for inputs and targets of fixed sizes."""
+    """Holds one training step of a model, traced for inputs and targets of fixed sizes."""
 
     def __init__(self, model: keras.Model, specs: tuple[Specs, Specs]) -> None:
         import tensorflow as tf
@@ -225,8 +225,7 @@ class _Step:
         return graph_def, graph
 
     def _names(self) -> dict[int, str]:
-        """Return Keras' paths, by the id of a variable's handle: subclassed models' own names are all
-        alike."""
+        """Return Keras' paths by the id of a variable's handle: names in subclassed models repeat."""
         model = self._model
         by_name = keras_variables.named([*model.variables, *keras_compiled.state_of(model.optimizer)])
         values = ((name, keras_variables.value_of(variable)) for name, variable in by_name.items())

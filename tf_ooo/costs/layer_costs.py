@@ -1,4 +1,4 @@
-"""Defines costs of one layer, for ONE micro-batch, and of a link: what schedulers and the simulator read."""
+"""Defines the costs of a layer, for ONE micro-batch, and of a link, for schedulers and the simulator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeGuard
 
 from tf_ooo.errors import CostError
 
-# The field of LayerCosts with the seconds of each kind of task.
+# LayerCosts has the seconds of each kind of task in these fields.
 SECONDS: Mapping[str, str] = MappingProxyType(
     {"F": "forward_s", "dO": "output_grad_s", "dW": "weight_grad_s", "U": "update_s"}
 )
@@ -97,21 +97,21 @@ class LayerCosts:
 
     @property
     def busy_s(self) -> float:
-        """Return seconds of F, dO and dW together: what one micro-batch takes."""
+        """Return the seconds of F, dO and dW together for one micro-batch."""
         return self.forward_s + self.output_grad_s + self.weight_grad_s
 
     @property
     def kept_bytes(self) -> float:
-        """Return bytes alive between dO and dW."""
+        """Return the bytes alive between dO and dW."""
         return self.activation_bytes if self.weight_grad_bytes is None else self.weight_grad_bytes
 
     @property
     def stored_bytes(self) -> float:
-        """Return bytes alive between F and dO."""
+        """Return the bytes alive between F and dO."""
         return self.activation_bytes - self.recomputed_bytes
 
     def recomputed(self, input_bytes: float) -> LayerCosts:
-        """Return the costs where F runs again before dO: in between only ``input_bytes``, what F reads, are
+        """Return the costs if F runs again before dO: in between only F's inputs, ``input_bytes``, are
         kept."""
         if self.recomputed_s or self.recomputed_bytes:
             return self
@@ -136,17 +136,17 @@ class LayerCosts:
 
 
 _AMOUNTS = [field for field in fields(LayerCosts) if field.name.endswith(("_s", "_bytes"))]
-# Amounts that do not grow with the micro-batch.
+# These amounts do not grow with the micro-batch.
 _PER_STEP = ("update_s", "weight_bytes", "slot_bytes", "summand_bytes")
 
 
-# The fields of Link with what the runtime takes, whatever the bytes.
+# These fields of Link hold what the runtime takes, whatever the bytes.
 RUNTIME = ("send_s", "receive_s", "task_s", "step_s")
 
 
 @dataclass(frozen=True)
 class Link:
-    """Is a connection between two devices, one for each direction.
+    """Describes a connection between two devices, in each direction.
 
     A message of n bytes occupies it for ``n / bytes_per_s`` and arrives ``latency_s`` later.
 
@@ -193,16 +193,17 @@ class Link:
             raise CostError(f"speeds must be finite numbers above 0, got {self.speeds!r:.80}")
 
     def speeds_of(self, devices: Sequence[int]) -> tuple[float, ...]:
-        """Return the speeds of these devices, by number; 1 where nothing is said."""
+        """Return the speeds of these devices, by number; 1 if none are given."""
         return tuple(self.speeds[n] if n < len(self.speeds) else 1.0 for n in devices)
 
     def among(self, devices: Sequence[int]) -> Link:
-        """Return the link of these devices alone, by number."""
+        """Return the link among only these devices, given by number."""
         machines = tuple(self.machines[n] for n in devices if n < len(self.machines))
         return replace(self, machines=machines, speeds=self.speeds_of(devices) if self.speeds else ())
 
     def of_replica(self, devices: int, replicas: int) -> Link:
-        """Return the link of one of several replicas, each on so many devices: of each place the slowest."""
+        """Return the link of one of several replicas of ``devices`` each; each place gets its slowest
+        device."""
         first = self.among(range(devices))
         places = [self.speeds_of(range(n, replicas * devices, devices)) for n in range(devices)]
         return replace(first, speeds=tuple(map(min, places))) if self.speeds else first
@@ -212,12 +213,12 @@ class Link:
         return replace(self, latency_s=self.latency_s * factor, bytes_per_s=self.bytes_per_s / factor)
 
     def occupied_s(self, size_bytes: float) -> float:
-        """Return seconds for which a message keeps the link busy."""
+        """Return the seconds for which a message keeps the link busy."""
         return size_bytes / self.bytes_per_s
 
     @property
     def busies_ends(self) -> bool:
-        """Return whether a message takes time of its sender or of its receiver."""
+        """Return whether a message takes computing time from its sender or receiver."""
         return bool(self.overhead_s_per_byte or self.send_s or self.receive_s)
 
     @property
@@ -229,33 +230,33 @@ class Link:
 
     @property
     def of_idle_ends(self) -> Link:
-        """Return the link on which a message takes as long, but no time of processors: all of that is
-        latency."""
+        """Return the link on which messages take as long, but no processor time: all of it is latency."""
         latency_s = self.latency_s + self.send_s + self.receive_s
         return replace(self, latency_s=latency_s, send_s=0.0, receive_s=0.0)
 
     @property
     def runtime(self) -> dict[str, float]:
-        """Return what the runtime takes, by field; empty: nothing."""
+        """Return the seconds that the runtime takes, by field; empty if none."""
         return {name: getattr(self, name) for name in RUNTIME if getattr(self, name)}
 
     @property
     def without_runtime(self) -> Link:
-        """Return the same link, and a runtime that takes no time."""
+        """Return the same link with a runtime that takes no time."""
         return replace(self, send_s=0.0, receive_s=0.0, task_s=0.0, step_s=0.0)
 
     def seconds(self, size_bytes: float) -> float:
-        """Return seconds from sending until a message is there, on an idle link."""
+        """Return the seconds from sending until a message is there, on an idle link."""
         return self.latency_s + self.occupied_s(size_bytes)
 
     def allreduce_s(self, size_bytes: float, workers: int) -> float:
-        """Return seconds of a ring allreduce: 2 (n - 1) rounds that each send 1/n (Patarasuk & Yuan 2009)."""
+        """Return the seconds of a ring allreduce: 2 (n - 1) rounds that each send 1/n (Patarasuk & Yuan
+        2009)."""
         rounds = 2 * (workers - 1)
         return rounds * self.of_idle_ends.seconds(size_bytes / workers) if size_bytes else 0.0
 
 
 def check_layers(layers: object) -> tuple[LayerCosts, ...]:
-    """Return the layers as a tuple.  CostError names the one that is missing, or reads no earlier layer."""
+    """Return the layers as a tuple.  CostError names one that is missing or that reads no earlier layer."""
     if not isinstance(layers, (list, tuple)) or not layers:
         raise CostError(f"expected a list with one LayerCosts for each layer, got {layers!r:.80}")
     for index, layer in enumerate(layers):
@@ -276,7 +277,7 @@ def layer_inputs(layers: tuple[LayerCosts, ...], index: int) -> tuple[int, ...]:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a value is an int or a float, and no bool."""
+    """Return whether a value is an int or a float, but no bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

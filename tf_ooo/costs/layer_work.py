@@ -1,6 +1,5 @@
-"""Calculates FLOP and bytes of whole layers by formula. Elementwise work is fused as XLA and cuDNN do: a
-normalization with its activation reads the tensor twice and writes it once; backward there are five
-passes."""
+"""Calculates FLOP and bytes of whole layers by formula. Elementwise work is fused as XLA and cuDNN do it: a
+normalization with its activation reads the tensor twice and writes it once; backward takes five passes."""
 
 from __future__ import annotations
 
@@ -10,13 +9,13 @@ from tf_ooo.costs.devices import DeviceModel, Work, elementwise, gemm, gemm_piec
 from tf_ooo.costs.layer_costs import LayerCosts
 
 NORM_FORWARD, NORM_BACKWARD = 3, 5
-# Plain SGD reads weight and gradient and writes the weight; each slot is read and written as well.
+# Plain SGD reads weight and gradient and writes the weight; each slot is also read and written.
 _UPDATE_PASSES, _SLOT_PASSES = 3, 2
 
 
 @dataclass(frozen=True)
 class LayerWork:
-    """Holds one layer's kernels, in their order, and sizes for one micro-batch, as in :class:`LayerCosts`."""
+    """Holds a layer's kernels in order, and its sizes for one micro-batch, as in :class:`LayerCosts`."""
 
     name: str
     forward: tuple[Work, ...]
@@ -30,7 +29,7 @@ class LayerWork:
     element_bytes: int = 4
 
     def flop(self) -> tuple[float, float, float]:
-        """Return floating-point operations of the matrix products and convolutions of F, dO and dW."""
+        """Return the FLOP of the matrix products and convolutions of F, dO and dW."""
         forward, output_grad, weight_grad = (sum(work.flop for work in kind) for kind in self._kernels)
         return forward, output_grad, weight_grad
 
@@ -39,7 +38,7 @@ class LayerWork:
         return self.forward, self.output_grad, self.weight_grad
 
     def costs(self, device: DeviceModel, slots: int = 0) -> LayerCosts:
-        """Return seconds and bytes on a device; ``slots`` optimizer variables for each weight."""
+        """Return seconds and bytes on a device; ``slots`` is the number of optimizer variables per weight."""
         weight_bytes = float(self.parameters * self.element_bytes)
         passes = _UPDATE_PASSES + slots * _SLOT_PASSES
         update = (elementwise(self.parameters, passes, self.element_bytes),) if self.parameters else ()
@@ -63,24 +62,24 @@ class LayerWork:
 def transformer_flop(hidden: int, seq: int, microbatch: int) -> tuple[float, float, float]:
     """Return FLOP of F, dO and dW of a transformer layer: sbh(24h + 4s), sbh(24h + 8s), sbh(24h).
 
-    Zero Bubble, arXiv 2401.10241, table 1; norms and softmax are left out there.
+    The formulas are from Zero Bubble, arXiv 2401.10241, table 1; they leave out norms and softmax.
     """
     sbh = float(seq * microbatch * hidden)
     return sbh * (24 * hidden + 4 * seq), sbh * (24 * hidden + 8 * seq), sbh * 24 * hidden
 
 
 def transformer_activation_bytes(hidden: int, heads: int, seq: int, microbatch: int) -> float:
-    """Return a layer's kept bytes: sbh(34 + 5as/h) (Korthikanti et al., arXiv 2205.05198, equation 1)."""
+    """Return a layer's kept bytes, sbh(34 + 5as/h) (Korthikanti et al., arXiv 2205.05198, equation 1)."""
     return float(seq * microbatch * (34 * hidden + 5 * heads * seq))
 
 
 def transformer_layer(
     hidden: int, heads: int, seq: int, microbatch: int, name: str = "", element_bytes: int = 2
 ) -> LayerWork:
-    """Return one GPT/BERT layer of feed-forward width 4h (Zero Bubble, table 1), in 16-bit numbers or longer
-    ones.
+    """Return a GPT/BERT layer of feed-forward width 4h (Zero Bubble, table 1), in 16-bit or longer numbers.
 
-    What is kept grows with the numbers; of that published for 16 bits, the masks of dropout would not.
+    Kept bytes grow with the size of numbers; the published figure is for 16 bits, and dropout masks in it
+    would not grow.
     """
     rows, size = seq * microbatch, element_bytes
     products = ((3 * hidden, hidden), (hidden, hidden), (4 * hidden, hidden), (hidden, 4 * hidden))
@@ -120,8 +119,7 @@ def dense_layer(
     name: str = "",
     inputs: tuple[int, ...] | None = None,
 ) -> LayerWork:
-    """Return a fully connected layer with bias and activation on ``rows`` examples; ``first``: no dO is
-    needed."""
+    """Return a fully connected layer with bias and activation on ``rows`` examples; ``first``: without dO."""
     out = rows * units_out
     activation = elementwise(out, 2, element_bytes)
     return LayerWork(
@@ -139,7 +137,7 @@ def dense_layer(
 
 @dataclass(frozen=True)
 class Conv:
-    """Is the shape of a 2-D convolution with "same" padding: sizes in pixels of a side."""
+    """Holds the shape of a 2-D convolution with "same" padding; sizes are pixels of a side."""
 
     batch: int
     size: int
@@ -171,7 +169,7 @@ class Conv:
         return 2.0 * self.elements_out * self.weights / self.channels_out
 
     def work(self, kind: str, element_bytes: int) -> Work:
-        """Return the kernel of ``"F"``, ``"dO"`` or ``"dW"``, as an implicit matrix product."""
+        """Return the work of ``"F"``, ``"dO"`` or ``"dW"``, computed as an implicit matrix product."""
         summed = self.weights / self.channels_out
         group_in, group_out = self.channels_in / self.groups, self.channels_out / self.groups
         pixels_in, pixels_out = self.batch * self.size**2, self.batch * self.size_out**2
@@ -194,11 +192,11 @@ def conv_layer(
     name: str = "",
     inputs: tuple[int, ...] | None = None,
 ) -> LayerWork:
-    """Return a convolution with what surrounds it; another tensor is added to its output if ``residual``.
+    """Return a convolution with what surrounds it; ``residual`` adds another tensor to its output.
 
-    ``norm``: normalization and activation ``"after"`` it, or ``"before"``, of the input, which is stored
-    twice then; ``"none"``: bias and activation only.  ``first``: its input is the data, so dO has no
-    convolution.
+    ``norm``: normalization and activation come ``"after"`` the convolution, or ``"before"`` it, on the input,
+    which is then stored twice; ``"none"``: only bias and activation.  ``first``: the input is the data, so
+    that dO has no convolution.
     """
     normed = shape.elements_in if norm == "before" else shape.elements_out
     forward_passes, backward_passes = (2, 3) if norm == "none" else (NORM_FORWARD, NORM_BACKWARD)

@@ -1,6 +1,6 @@
-"""Describes the networks of the published figures as lists of layers, from their papers' tables.
+"""Describes the networks of published figures as lists of layers, from their papers' tables.
 
-One :class:`LayerWork` for each layer with weights, in forward order.  Images are 224 x 224 unless said
+There is one :class:`LayerWork` per layer with weights, in forward order.  Images are 224 x 224 unless said
 otherwise.  A tensor that is pooled, added or scaled is counted with the layer that does it.
 """
 
@@ -17,7 +17,7 @@ from tf_ooo.costs.layer_work import Conv, LayerWork, conv_layer, dense_layer, tr
 from tf_ooo.errors import CostError
 
 CLASSES = 1000
-# (ResNet, arXiv 1512.03385, table 1) blocks in the four stages.
+# These are the blocks in the four stages (ResNet, arXiv 1512.03385, table 1).
 _RESNET_BLOCKS = {
     18: (2, 2, 2, 2),
     34: (3, 4, 6, 3),
@@ -26,13 +26,13 @@ _RESNET_BLOCKS = {
     152: (3, 8, 36, 3),
     200: (3, 24, 36, 3),
 }
-# These depths have blocks of two convolutions.
+# At these depths a block has two convolutions.
 _BASIC = (18, 34)
-# (VGG, arXiv 1409.1556, table 1, column D) channels; 0 is a pooling.
+# These are channels; 0 is a pooling (VGG, arXiv 1409.1556, table 1, column D).
 _VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
-# (DenseNet, arXiv 1608.06993, table 1) layers in the four blocks.
+# These are the layers in the four blocks (DenseNet, arXiv 1608.06993, table 1).
 _DENSENET_BLOCKS = {121: (6, 12, 24, 16), 169: (6, 12, 32, 32), 201: (6, 12, 48, 32), 264: (6, 12, 64, 48)}
-# (MobileNetV3, arXiv 1905.02244, table 1) kernel, expanded, out, squeeze-and-excite, stride.
+# Each row is kernel, expanded, out, squeeze-and-excite, stride (MobileNetV3, arXiv 1905.02244, table 1).
 _MOBILENET_V3_LARGE = (
     (3, 16, 16, False, 1),
     (3, 64, 24, False, 2),
@@ -54,7 +54,7 @@ _MOBILENET_V3_LARGE = (
 
 @dataclass(frozen=True)
 class _Tensor:
-    """Describes what a layer reads: the layers that made it, its channels, pixels of a side."""
+    """Describes the input of a layer: the layers that made it, its channels, pixels of a side."""
 
     layers: tuple[int, ...]
     channels: int
@@ -62,7 +62,7 @@ class _Tensor:
 
 
 class _Net:
-    """Adds layers one after the other; keeps count of which tensor comes from where."""
+    """Adds layers one after the other, and keeps track of which layers made each tensor."""
 
     def __init__(self, batch: int, element_bytes: int = 4) -> None:
         self.batch, self.element_bytes = batch, element_bytes
@@ -80,7 +80,7 @@ class _Net:
         residual: _Tensor | None = None,
         name: str = "",
     ) -> _Tensor:
-        """Return a convolution; ``residual`` is added to its output."""
+        """Add a convolution and return its output; ``residual`` is added to that."""
         shape = Conv(self.batch, x.size, x.channels, channels, kernel, stride, groups)
         layer = conv_layer(
             shape,
@@ -94,7 +94,7 @@ class _Net:
         return self._append(layer, channels, shape.size_out)
 
     def dense(self, x: _Tensor, units: int, *, name: str = "") -> _Tensor:
-        """Return a fully connected layer; a tensor with pixels is flattened."""
+        """Add a fully connected layer and return its output; a tensor with pixels is flattened."""
         units_in = x.channels * x.size**2
         layer = dense_layer(
             self.batch, units_in, units, element_bytes=self.element_bytes, name=name, inputs=x.layers
@@ -102,7 +102,7 @@ class _Net:
         return self._append(layer, units, 1)
 
     def pool(self, x: _Tensor, stride: int) -> _Tensor:
-        """Return pooling: work of the layer that made the tensor, which hands on the smaller one."""
+        """Add pooling to the layer that made the tensor, and return the smaller tensor."""
         size = -(-x.size // stride)
         small, large = (self.batch * side**2 * x.channels for side in (size, x.size))
         self.also(x.layers[-1], elementwise(small + large, 1, self.element_bytes))
@@ -111,7 +111,7 @@ class _Net:
         return replace(x, size=size)
 
     def over(self, index: int, x: _Tensor, passes: float) -> None:
-        """Counts passes over a tensor with one layer, forward and backward."""
+        """Count passes over a tensor, forward and backward, with one layer."""
         self.also(index, elementwise(self.batch * x.size**2 * x.channels, passes, self.element_bytes))
 
     def also(self, index: int, work: Work) -> None:
@@ -140,7 +140,7 @@ def vgg16(batch: int, image: int = 224, element_bytes: int = 4) -> tuple[LayerWo
 
 
 def resnet(depth: int, batch: int, image: int = 224, element_bytes: int = 4) -> tuple[LayerWork, ...]:
-    """Return ResNet-18, -34, -50, -101 or -152, stride in the 3 x 3 convolution ("v1.5", as trained in
+    """Return ResNet-18, -34, -50, -101 or -152, with strides in the 3 x 3 convolutions ("v1.5", as in
     practice).
 
     ResNet-18: 11.7 M parameters, 1.8 GMAC an image; ResNet-50: 25.6 M, 4.1; ResNet-101: 44.5 M, 7.8.
@@ -165,7 +165,8 @@ def _residual_block(net: _Net, x: _Tensor, width: int, stride: int, basic: bool,
     shortcut = x
     if stride > 1 or x.channels != out:
         shortcut = net.conv(x, out, 1, stride, name=f"{name}/shortcut")
-    # (channels, kernel, stride) of all but the last: two of 3 x 3, or 1 x 1, 3 x 3, 1 x 1.
+    # These are (channels, kernel, stride) of all convolutions but the last: two of 3 x 3, or 1 x 1, 3 x 3, 1
+    # x 1.
     shapes = [(width, 3, stride)] if basic else [(width, 1, 1), (width, 3, stride)]
     for number, shape in enumerate(shapes, 1):
         x = net.conv(x, *shape, name=f"{name}/conv{number}")
@@ -177,7 +178,7 @@ def densenet(
 ) -> tuple[LayerWork, ...]:
     """Return DenseNet; 121 layers of growth 32: 8.0 M parameters, 2.87 GMAC an image.
 
-    The first layer has 2 x growth channels (arXiv 1608.06993, section 4).  To concatenate is to copy.
+    The first layer has 2 x growth channels (arXiv 1608.06993, section 4).  Concatenation copies.
     """
     net = _Net(batch, element_bytes)
     x = net.conv(_Tensor((), 3, image), 2 * growth, 7, 2, name="conv0")
@@ -206,8 +207,7 @@ def _dense_block_layer(net: _Net, x: _Tensor, growth: int, block: int) -> _Tenso
 def mobilenet_v3_large(
     batch: int, alpha: float = 1.0, image: int = 224, element_bytes: int = 4
 ) -> tuple[LayerWork, ...]:
-    """Return MobileNetV3-Large with ``alpha`` times the channels; 1.0: 5.4 M parameters, 0.219 GMAC an
-    image."""
+    """Return MobileNetV3-Large, channels times ``alpha``; 1.0: 5.4 M parameters, 0.219 GMAC an image."""
     net = _Net(batch, element_bytes)
     x = net.conv(_Tensor((), 3, image), _rounded(16 * alpha), 3, 2, name="conv0")
     for number, row in enumerate(_MOBILENET_V3_LARGE, 1):
@@ -249,8 +249,8 @@ def _rounded(channels: float) -> int:
 def transformer(
     layers: int, hidden: int, heads: int, seq: int, microbatch: int, element_bytes: int = 2
 ) -> tuple[LayerWork, ...]:
-    """Return GPT or BERT: equal layers. Embedding and head, which published pipelines balance by giving the
-    first and last stage one layer less (Zero Bubble, arXiv 2401.10241, section 5.1), are left out."""
+    """Return GPT or BERT: equal layers. Embedding and head are left out: published pipelines balance them by
+    giving the first and last stage one layer less (Zero Bubble, arXiv 2401.10241, section 5.1)."""
     return tuple(
         transformer_layer(hidden, heads, seq, microbatch, f"layer{index}", element_bytes)
         for index in range(layers)
@@ -289,5 +289,5 @@ def model_costs(name: str, device: DeviceModel, slots: int = 0, **options: Any) 
 
 
 def costs_on(works: Sequence[LayerWork], device: DeviceModel, slots: int = 0) -> tuple[LayerCosts, ...]:
-    """Return seconds of layers on a device."""
+    """Return the costs of these layers on a device."""
     return tuple(work.costs(device, slots) for work in works)

@@ -1,8 +1,8 @@
-"""Finds seconds of each op: measured by TensorFlow's profiler in the running training, else from shapes.
+"""Finds the seconds of each op: measured by TensorFlow's profiler while training runs, else from shapes.
 
-At most three of the first fifty steps are traced: later the executor makes no events of cheap ops.  An op
-takes its kernels' seconds on a GPU, and else its thread's: each second is divided among the threads that
-compute.
+At most three of the first fifty steps are traced: later the executor makes no events for cheap ops.  On a GPU
+an op takes the seconds of its kernels; on a CPU it takes its thread's, each second divided among the threads
+that compute.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ if TYPE_CHECKING:
 
 
 MOST_STEPS = 3
-# TensorFlow's grammar for node names, and for op types ("_MklMatMul" and the like are private ones).
+# This is TensorFlow's grammar for node names, and for op types ("_MklMatMul" and the like are private ones).
 _EVENT = re.compile(r"([A-Za-z0-9.][A-Za-z0-9_.\\/>-]*):(_?[A-Za-z]\w*)")
 _GPU_PLANE = "/device:GPU"
-# Threads that run tf.data's functions.
+# These threads run tf.data's functions.
 _INPUT_THREADS = "tf_data"
 
 
 @dataclass(frozen=True)
 class OpProfile:
-    """Holds the median seconds in a step of each op that ran, and its type.
+    """Holds for each op that ran its median seconds per step, and its type.
 
-    ``overhead_s``: starting and stopping the profiler and reading the trace.  ``core_s``: for ops on a CPU
-    the seconds of all cores together that were at work.
+    ``overhead_s``: starting and stopping the profiler and reading the trace.  ``core_s``: for ops on a CPU,
+    the seconds of all busy cores together.
     """
 
     seconds: Mapping[str, float]
@@ -60,12 +60,12 @@ class OpProfile:
 
 
 def usable_cores() -> int:
-    """Return on how many cores this process may run, at least 1."""
+    """Return how many cores this process may use, at least 1."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class StepProfiler:
-    """Traces the next 1 to 3 steps that are run through it, and has their ``profile`` then."""
+    """Traces the next 1 to 3 steps run through it; ``profile`` then holds the result."""
 
     def __init__(self, steps: int = MOST_STEPS) -> None:
         if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
@@ -78,7 +78,7 @@ class StepProfiler:
         self._overhead_s = 0.0
 
     def run(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs one step, waits for it, returns its result.  BackendError: the profiler is in use."""
+        """Run one step, wait for it, return its result.  BackendError: the profiler is in use."""
         if self.profile is not None:
             return step(*args, **kwargs)
         if not self._done:
@@ -99,7 +99,7 @@ class StepProfiler:
         return outputs
 
     def run_anyway(self, step: Callable[[], Any], failed: Callable[[OOOError], None]) -> Any:
-        """Runs one step exactly once, also where it cannot be traced: ``failed`` is told why."""
+        """Run one step exactly once, even if it cannot be traced: ``failed`` is told why."""
         once = functools.cache(step)
         try:
             return self.run(once)
@@ -108,7 +108,7 @@ class StepProfiler:
             return once()
 
     def close(self) -> None:
-        """Ends a trace that got too few steps; its events are dropped."""
+        """End a trace that got too few steps; its events are dropped."""
         self._stack.close()
         self._events.clear()
         self._done = 0
@@ -122,7 +122,7 @@ class StepProfiler:
 
 
 def profile_ops(step: Callable[[], Any], steps: int = MOST_STEPS) -> OpProfile:
-    """Runs ``step``, a whole training step, once without and ``steps`` times with the profiler."""
+    """Run ``step``, a whole training step, once without and ``steps`` times with the profiler."""
     profiler = StepProfiler(steps)
     nests.synchronize(step())
     while profiler.profile is None:
@@ -131,7 +131,7 @@ def profile_ops(step: Callable[[], Any], steps: int = MOST_STEPS) -> OpProfile:
 
 
 def read_profile(events: Iterable[TracedEvent]) -> OpProfile:
-    """Sums up a trace in which every step is marked.  CostError if it has no step or no op."""
+    """Sum up a trace in which every step is marked.  CostError if it has no step or no op."""
     events = list(events)
     steps = (event for event in events if event.label.partition("#")[0] == tf_profiler.STEP_MARK)
     marks = sorted((step.begin_s, step.duration_s) for step in steps)
@@ -144,7 +144,7 @@ def read_profile(events: Iterable[TracedEvent]) -> OpProfile:
 def read_side_by_side(events: Iterable[TracedEvent]) -> OpProfile:
     """Read one execution whose ops run on several devices side by side, all events of one host.
 
-    An op counts as long as it would have taken with the cores for itself.  CostError if there is no op.
+    An op counts as if it had the cores to itself.  CostError if there is no op.
     """
     events = list(events)
     begin_s = min((event.begin_s for event in events), default=0.0)
@@ -153,7 +153,7 @@ def read_side_by_side(events: Iterable[TracedEvent]) -> OpProfile:
 
 
 def _summed_up(events: list[TracedEvent], marks: list[tuple[float, float]], rate: _Rate) -> OpProfile:
-    # tf.data's functions have ops that may have the names of ours.
+    # Functions of tf.data may have ops with the same names as ours.
     own = [event for event in events if not event.line.startswith(_INPUT_THREADS)]
     ops = [(match[1], match[2], event) for event in own if (match := _EVENT.fullmatch(event.label))]
     on_gpu = {name for name, _, event in ops if event.plane.startswith(_GPU_PLANE)}
@@ -164,7 +164,7 @@ def _summed_up(events: list[TracedEvent], marks: list[tuple[float, float]], rate
     sums, core_sums = ([defaultdict[str, float](float) for _ in marks] for _ in range(2))
     types: dict[str, str] = {}
     for (name, op_type, event), seconds, of_cores_s in zip(ops, share_s, core_s, strict=True):
-        # For an op with kernels on a GPU the CPU's event is only their launch.
+        # If an op has kernels on a GPU, the CPU's event only launches them.
         if name in on_gpu and not event.plane.startswith(_GPU_PLANE):
             continue
         if (number := _step_of(event, marks)) is not None:
@@ -182,35 +182,36 @@ def _summed_up(events: list[TracedEvent], marks: list[tuple[float, float]], rate
 
 
 def medians(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the median of each op over the steps in which it ran."""
+    """Return each op's median over the steps in which it ran."""
     names = sorted({name for of_step in sums for name in of_step})
     return {name: statistics.median(s[name] for s in sums if name in s) for name in names}
 
 
-# A rate says what a second counts for an op while so many threads run ops, and so many work on parts of one.
+# A rate says how much of a second counts for an op while ``threads`` run ops and ``parts`` work on parts of
+# one.
 _Rate = Callable[[int, int], float]
 
 
 def _at_work(threads: int, parts: int) -> float:
-    """A thread whose op is divided among others computes a part itself, or waits for them (Eigen does the one
-    or the other, oneDNN waits): it counts half."""
+    """Return the threads at work: one whose op is divided among others counts half, because it computes a
+    part itself or waits for them (Eigen does either, oneDNN waits)."""
     return max(threads, parts) + min(threads, parts) / 2
 
 
 def _of_cores(threads: int, parts: int) -> float:
-    """Return the share of an op in the seconds of all cores together."""
+    """Return an op's share in the seconds of all cores together."""
     return min(_at_work(threads, parts), usable_cores()) / threads
 
 
 def _undisturbed(threads: int, parts: int) -> float:
-    """Where more threads are at work than there are cores, each waits for its turn meanwhile."""
+    """Return the part of a second in which a thread runs: if threads outnumber cores, each waits in turn."""
     return min(1.0, usable_cores() / _at_work(threads, parts))
 
 
 def _seconds_at(
     rate: _Rate, events: list[TracedEvent], within_ops: Sequence[TracedEvent] = ()
 ) -> list[float]:
-    """Return each event's seconds, at that rate; ``within_ops``: when threads worked on parts of ops."""
+    """Return each event's seconds at that rate; ``within_ops``: when threads worked on parts of ops."""
     on_cpu = [(event, True) for event in events if not event.plane.startswith(_GPU_PLANE)]
     changes: list[tuple[float, int, str, bool]] = []
     for event, runs_op in (*on_cpu, *((part, False) for part in within_ops)):
@@ -232,8 +233,7 @@ def _seconds_at(
 
 
 def _step_of(event: TracedEvent, marks: list[tuple[float, float]]) -> int | None:
-    """Return the step in which an event began, if any; what a GPU begins between two steps is of the
-    first."""
+    """Return the step in which an event began, or None; a GPU's event between two steps is the first's."""
     number = bisect.bisect_right(marks, (event.begin_s, math.inf)) - 1
     if number < 0:
         return None
@@ -260,13 +260,13 @@ def op_seconds(
     profile: OpProfile | None = None,
     whose: Places | None = None,
 ) -> OpSeconds:
-    """Return measured seconds, else calculated ones: of an op in a loop those of all iterations, where it is
-    known how often that runs. What oneDNN merged after planning counts as not measured.
+    """Return measured seconds, else calculated ones. An op in a loop gets the seconds of all iterations, if
+    their number is known. An op that oneDNN merged after planning counts as not measured.
 
-    ``whose``: what notes call ops; None: by their names.
+    ``whose`` tells the layers of ops for notes; None: notes have the ops' names.
     """
     whose = whose or Places({})
-    # TensorFlow infers no shapes of what goes around a loop: there those are taken that go into it.
+    # TensorFlow infers no shapes for what goes around a loop: the shapes that enter the loop are taken.
     outputs = sizes.outputs_with_sizes(graph_def, sizes.KnownShapes()) if sizes.has_loops(graph_def) else None
     analytic, times = analytic_ops(graph_def, on, outputs), sizes.iterations_of_ops(graph_def)
     calculated = {name: each_s * times.get(name, 1) for name, each_s in analytic.seconds.items()}
@@ -275,7 +275,7 @@ def op_seconds(
     known = {**calculated, **measured}
     seconds = {node.name: known[node.name] for node in graph_def.node if node.name in known}
     filled = [n for n in computing if n not in measured and n in calculated]
-    # Ops that wait for data take time of the data pipeline, not of the step.
+    # Ops that wait for data take time from the data pipeline, not from the step.
     waiting = {node.name for node in graph_def.node if node.op in sizes.ITERATORS}
     missing = [n for n in computing if n not in known and n not in waiting]
     notes = []
@@ -304,9 +304,9 @@ def step_costs(
 ) -> CostTable:
     """Return the costs of a step's layers, and the seconds of its ops, times ``factor``.
 
-    What is not measured is calculated for the device ``on``; None: for a core of a usual CPU.
-    Ops that the profile does not show and that no formula knows count as 0, and a note names them:
-    waiting for the next batch, ops that oneDNN has merged with another.
+    Ops without measurement are calculated for the device ``on``; None: for a core of a usual CPU. Ops that
+    the profile does not show and that no formula knows count as 0, and a note names them: waiting for the
+    next batch, ops that oneDNN has merged with another.
     """
     tasks = backward_tasks(graph).ops if tasks is None else tasks
     forward = forward_layers(graph) if forward is None else forward

@@ -1,5 +1,4 @@
-"""Keeps costs, and gains beside a region, in files: JSON that a person can edit, refused with the reason if
-wrong.
+"""Reads and writes costs, and gains of overlap, as JSON that a person can edit; errors say what is wrong.
 
 A gain is the seconds saved by running one layer's dW beside a region of the main stream.
 """
@@ -21,12 +20,12 @@ from tf_ooo.errors import CostError, unreadable
 
 VERSION = 1
 SOURCES = ("measured", "analytic", "mixed", "edited")
-# A bandwidth without limit is written like this: JSON has no infinity.
+# A bandwidth without limit is written as this, because JSON has no infinity.
 UNLIMITED = "unlimited"
-# Written unless they are this.
+# These fields are left out if they have these values.
 _RECOMPUTED = {"recomputed_bytes": 0, "recomputed_s": 0, "forward_bytes": None}
 _LEFT_OUT = {**_RECOMPUTED, "compiled": False}
-# May be left out or null, with the meaning that LayerCosts gives to None, or to its absence.
+# These may be left out or null, with the meaning that LayerCosts gives to None or to the default.
 _OPTIONAL = ("weight_grad_bytes", "inputs", "occupancy", "name", "summand_bytes", *_LEFT_OUT)
 _REGION = re.compile(r"(dO|F):(0|[1-9]\d{0,5})", re.ASCII)
 _TASK = re.compile(r"(dO|F|dW):(0|[1-9]\d{0,5})", re.ASCII)
@@ -79,14 +78,14 @@ class CostTable:
                 raise CostError(f"op_seconds: op {name!r}: must be a finite number >= 0, got {seconds!r}")
 
     def __repr__(self) -> str:
-        """Keep it short: an error or a notebook that shows one does not fill the screen."""
+        """Return a short text: an error or a notebook that shows a table must not fill the screen."""
         busy_s = sum(layer.busy_s for layer in self.layers)
         return (
             f"CostTable({len(self.layers)} layers, {self.source}, F + dO + dW {busy_s:.3g} s a micro-batch)"
         )
 
     def scaled(self, factor: float) -> CostTable:
-        """Return the costs of micro-batches of ``factor`` times the rows."""
+        """Return the costs for micro-batches with ``factor`` times the rows."""
         rows = None if self.rows is None else max(1, round(self.rows * factor))
         return replace(self, layers=tuple(layer.scaled(factor) for layer in self.layers), rows=rows)
 
@@ -115,20 +114,20 @@ class CostTable:
         return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
     def save(self, path: str | Path) -> Path:
-        """Writes the file; returns its path."""
+        """Write the file; return its path."""
         path = Path(path)
         path.write_text(self.to_json(), encoding="utf-8")
         return path
 
     @classmethod
     def from_json(cls, text: str, where: str = "costs") -> CostTable:
-        """Reads what :meth:`to_json` wrote.  CostError names ``where``, the layer and the field."""
+        """Read what :meth:`to_json` wrote.  CostError names ``where``, the layer and the field."""
         with errors_of(where):
             return _table(json.loads(text, object_pairs_hook=_without_duplicates))
 
     @classmethod
     def load(cls, path: str | Path) -> CostTable:
-        """Reads a file.  CostError names the file, the layer and the field that is wrong."""
+        """Read a file.  CostError names the file, the layer and the field that is wrong."""
         with errors_of(str(path)):
             text = Path(path).read_text(encoding="utf-8")
         return cls.from_json(text, where=str(path))
@@ -136,7 +135,7 @@ class CostTable:
 
 @contextlib.contextmanager
 def errors_of(where: str) -> Iterator[None]:
-    """Whatever is wrong with a file is a CostError that names it, and what is wrong in it."""
+    """Turn any error about a file into a CostError that names the file and what is wrong in it."""
     try:
         yield
     except (OSError, UnicodeDecodeError) as error:
@@ -152,7 +151,7 @@ def errors_of(where: str) -> Iterator[None]:
 
 
 def _of_seconds(layers: list[Any]) -> dict[str, Any]:
-    """Return the file for a list of layers that may have seconds alone: nothing else costs anything."""
+    """Return the file's content for a list of layers that may have only seconds; all else costs nothing."""
     free = {"latency_s": 0.0, "bytes_per_s": UNLIMITED}
     nothing = {f.name: 0 for f in fields(LayerCosts) if f.default == 0 and f.name not in _OPTIONAL}
     listed = [{**nothing, **layer} if isinstance(layer, dict) else layer for layer in layers]
@@ -245,7 +244,7 @@ def _object(content: object, where: str, known: set[str], required: set[str]) ->
 
 
 def check_texts(key: str, value: Any) -> tuple[str, ...]:
-    """Return the texts of a list.  CostError names the key where it is none."""
+    """Return the texts in a list.  CostError names the key if it is no list of texts."""
     texts = isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
     _expect(texts, f"{key}: expected a list of texts", value)
     return tuple(value)
@@ -318,7 +317,7 @@ class GainTable:
                 )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the file, one pair a line; returns its path."""
+        """Write the file, one pair per line; return its path."""
         rows = []
         for key in sorted(self.saved_s):
             row = {"region": key[0], "layer": key[1], "saved_s": self.saved_s[key]}
@@ -336,7 +335,7 @@ class GainTable:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> GainTable:
-        """Reads a file.  CostError names the file and what is wrong in it."""
+        """Read a file.  CostError names the file and what is wrong in it."""
         with errors_of(str(path)):
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             saved_s, calculated = _rows(content)
@@ -355,7 +354,7 @@ def _check_s(what: str, seconds: object) -> None:
 
 
 def _rows(content: object) -> tuple[dict[tuple[str, int], float], frozenset[tuple[str, int]]]:
-    """Return (seconds by pair, the pairs that are marked as not measured)."""
+    """Return (seconds by pair, the pairs marked as not measured)."""
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise CostError(f"no table of gains: version must be {VERSION}")
     rows = content.get("gains")

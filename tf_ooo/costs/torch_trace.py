@@ -1,9 +1,9 @@
 """Reads seconds of stages from traces of ``torch.profiler``: one Chrome trace for each rank of a pipeline.
 
 Torch 2.14 records each action of a multi-stage schedule as a range named ``PP:1F0``: stage, letter and
-micro-batch; :mod:`tf_ooo.planning.model.torch_csv` has the letters.  A range begins with a wait for what
-others send, so the time from the first op in it to the end of the last one counts; on a GPU, that of the
-kernels that it launches.
+micro-batch; :mod:`tf_ooo.planning.model.torch_csv` has the letters.  A range begins with waiting for what
+others send, so only the time from its first op to the end of its last op counts; on a GPU, only its kernels'
+time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ Seconds = dict[tuple[int, str], list[float]]  # of each run, by stage and letter
 
 
 def load_costs(path: str | Path) -> CostTable:
-    """Return the costs of a file, or of the traces in a folder.  CostError names what is wrong, and where."""
+    """Return the costs in a file, or from the traces in a folder.  CostError says what is wrong, and
+    where."""
     path = Path(path)
     if path.is_dir():
         return costs_of_traces(sorted(path.glob("*.json")), path)
@@ -41,7 +42,7 @@ def load_costs(path: str | Path) -> CostTable:
 
 
 def costs_of_traces(paths: Iterable[Path], where: Path) -> CostTable:
-    """Return a layer for each stage, with the medians of its F, dO and dW."""
+    """Return one layer per stage, with the medians of its F, dO and dW."""
     seconds: Seconds = defaultdict(list)
     for path in paths:
         with errors_of(str(path)):
@@ -88,7 +89,7 @@ def _ranges(content: Any) -> list[dict[str, Any]]:
 
 
 def _actions(ranges: list[dict[str, Any]]) -> Iterator[tuple[int, str, float]]:
-    """Yield stage, letter and seconds of each action that ran; those of a rank never overlap."""
+    """Yield stage, letter and seconds of each action that ran; actions of a rank never overlap."""
     of_cpu = [event for event in ranges if event.get("cat") != "gpu_user_annotation"]
     named = ((_ACTION.fullmatch(str(event.get("name"))), event) for event in of_cpu)
     actions = sorted(
@@ -107,7 +108,7 @@ def _actions(ranges: list[dict[str, Any]]) -> Iterator[tuple[int, str, float]]:
 
 
 def _work(ranges: list[dict[str, Any]]) -> Iterator[tuple[float, float, float]]:
-    """Yield when each kernel was launched, began and ended; of ops where the trace has no kernels."""
+    """Yield when each kernel was launched, began and ended; without kernels in the trace, each op."""
     kernels = [event for event in ranges if event.get("cat") == "kernel"]
     launched = {_correlation(event): event["ts"] for event in ranges if event.get("cat") in _LAUNCHES}
     for event in kernels or [event for event in ranges if event.get("cat") == "cpu_op"]:

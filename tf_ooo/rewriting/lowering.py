@@ -66,8 +66,7 @@ class Links(Protocol):
         """Return whether two tasks in a row are one block."""
 
     def link(self, order: LaneOrder, rank: int, block: Bundle, following: Bundle, free: list[int]) -> None:
-        """Add edges that make the ``free`` ops of block ``following`` run after ``block``, which has number
-        ``rank``.
+        """Add edges that make the ``free`` ops of block ``following`` run after ``block``, number ``rank``.
 
         An empty block follows the last one.
         """
@@ -204,8 +203,8 @@ class _FewEdges:
         return before.kind == after.kind == "dO"
 
     def link(self, order: LaneOrder, rank: int, block: Bundle, following: Bundle, free: list[int]) -> None:
-        """Put the last ops of a block before the first of the next; if these are many edges, only the latest
-        lasts."""
+        """Put the last ops of a block before the first of the next; with many edges, only the latest of
+        them."""
         before, after = ([self.names[i] for i in ops] for ops in (block.ops, free))
 
         def producers(name: str) -> list[str]:
@@ -310,7 +309,7 @@ def timed_ops(graph_def: graph_pb2.GraphDef, tasks: Mapping[str, Task]) -> dict[
 def _reads(
     graph_def: graph_pb2.GraphDef, producers: Mapping[str, list[str]], tasks: Mapping[str, Task]
 ) -> dict[str, int]:
-    """Return for each op, as bits, the stages whose F and the weights that it depends on."""
+    """Return for each op, as bits, the stages whose F it depends on, and one bit for any weight."""
     readers: defaultdict[str, list[str]] = defaultdict(list)
     for name, read in producers.items():
         for producer in read:

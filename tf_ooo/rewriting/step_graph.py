@@ -1,7 +1,6 @@
 """Takes a traced step apart: what each op is for, in which micro-batch, with which layer.
 
-What one trace tells holds for all traces of a step; :func:`check_known` tells whether a graph is such a
-trace.
+What one trace tells holds for all traces of a step; :func:`check_known` tells whether a graph is one.
 """
 
 from __future__ import annotations
@@ -136,8 +135,8 @@ def _lost_task(names: frozenset[str], unplanned: int, known: Known) -> str:
 class StepGraph:
     """Holds a graph of unrolled micro-batches, taken apart once; :meth:`after` gives the step after a pass.
 
-    ``steps`` gives each node's micro-batch, ``count`` for nodes that run once; ``turns`` and ``general``
-    (:func:`general_names`) are also by node.
+    ``steps``: each node's micro-batch, ``count`` if it runs once; ``turns``; ``general``:
+    :func:`general_names`.
     """
 
     graph_def: graph_pb2.GraphDef

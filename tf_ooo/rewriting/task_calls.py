@@ -151,8 +151,7 @@ def is_copied(node: node_def_pb2.NodeDef) -> bool:
 
 
 def slices_batch(index: GraphIndex, i: int) -> bool:
-    """Return whether an op cuts a micro-batch out of the batch: only there do the tasks of micro-batches
-    differ."""
+    """Return whether an op cuts a micro-batch out of the batch: all else is the same in each task."""
     return index.ops[i] in _SLICES and index.ops[index.data_preds[i][0][0]] == "_Arg"
 
 

@@ -25,8 +25,7 @@ from tf_ooo.rewriting.task_functions import computed
 
 # These ops rename their input; all else that they read is constant.
 _VIEWS = frozenset({"ExpandDims", "Identity", "Reshape", "Squeeze"})
-# Each element of these ops' results depends on one element of each input: XLA computes them where they are
-# read.
+# An element of the result depends on one of each input: XLA computes these ops where they are read.
 _ELEMENTWISE = frozenset({
     "Abs", "Add", "AddN", "AddV2", "Cast", "Div", "DivNoNan", "Equal", "Erf", "Erfc", "Exp", "Expm1",
     "Greater", "GreaterEqual", "Less", "LessEqual", "Log", "Log1p", "LogicalAnd", "LogicalNot", "LogicalOr",

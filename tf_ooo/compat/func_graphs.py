@@ -181,8 +181,7 @@ def _marked(attributes: Mapping[str, AttrValue]) -> AbstractContextManager[None]
 
 @contextlib.contextmanager
 def numbered_step(number: int, attribute: str, scope: str) -> Iterator[None]:
-    """Mark ops made inside with the number of their step: in an attribute, and in their scope if one is
-    given.
+    """Mark ops made inside with the number of their step: by an attribute, and by a scope if given.
 
     Blocks may be nested.  TensorFlow's graph optimizers look at names: in a scope the same step may differ in
     the last bit.

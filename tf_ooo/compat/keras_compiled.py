@@ -126,8 +126,7 @@ def loss_scaling(optimizer: keras.optimizers.Optimizer) -> str:
 def update(
     optimizer: keras.optimizers.Optimizer, grads: Sequence[Any], variables: Sequence[Any] | None
 ) -> None:
-    """Update variables from gradients in their order; None: the variables that the optimizer was built
-    with."""
+    """Update variables from gradients in their order; None: those that the optimizer was built with."""
     if versions.is_of_keras_2(optimizer):
         optimizer.apply_gradients(list(zip(grads, variables_to_apply(optimizer, variables), strict=True)))
     else:
@@ -154,8 +153,7 @@ def state_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
 
 
 def horovod_averages(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Say whether ``hvd.DistributedOptimizer`` made the optimizer and it averages; Keras 3 calls no hook of
-    it."""
+    """Say whether ``hvd.DistributedOptimizer`` made it and it averages: Keras 3 calls none of its hooks."""
     return is_horovod_optimizer(optimizer) and versions.is_of_keras_2(optimizer)
 
 

@@ -1,5 +1,4 @@
-"""Tells about the running ``fit``: its callbacks and batches, where it begins, what it saw, what it
-trains."""
+"""Tells about the running ``fit``: callbacks, batches, where it begins, what it saw, what it trains."""
 
 from __future__ import annotations
 
@@ -141,8 +140,7 @@ _BACKUP_PATHS = (
 
 
 def backup_save(callback: object) -> Callable[[], None] | None:
-    """Return how a ``BackupAndRestore`` saves; None for other callbacks and for Keras 2, which saves
-    whole."""
+    """Return how a ``BackupAndRestore`` saves; None for others and for Keras 2's, which saves whole."""
     known = all(hasattr(callback, name) for name in (BACKUP_SAVE, *_BACKUP_PATHS[:3]))
     return getattr(callback, BACKUP_SAVE) if known else None
 
@@ -171,8 +169,7 @@ def samples_seen(model: keras.Model) -> float:
 
 @dataclass(frozen=True)
 class _Traced:
-    """Keeps the inputs of the first trace; no tuple, since Keras would save and load its items with the
-    model.
+    """Keeps the inputs of the first trace; Keras would save and load a tuple's items with the model.
 
     ``function`` is stock Keras' train function at that time.
     """

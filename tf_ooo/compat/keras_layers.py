@@ -150,8 +150,7 @@ def _layers(model: keras.Model, *kinds: type) -> list[Any]:
 def moving_averages(model: keras.Model) -> list[tuple[Any, Any, float]]:
     """Return mean, variance and momentum of each batch normalization that keeps the variance of its rows.
 
-    Keras 2's fused one is left out, since it corrects the variance for the number of rows; so is its
-    renormalization.
+    Keras 2's fused layer is left out, as it corrects the variance for the rows' number, and renormalization.
     """
     kind = versions.keras_of(model).layers.BatchNormalization
     return [

@@ -111,7 +111,7 @@ def _parted(whole: Callable[..., Any], given: dict[str, Any], count: int) -> Any
 
 
 def _kept(last: Any, output: Any, outputs: Any, mask: Any, all_outputs: bool) -> tuple[Any, Any]:
-    """Make the ``last`` output continue through a part's masked first time steps."""
+    """Keep the ``last`` output through the masked time steps at the beginning of a part."""
     flags = tf.cast(mask if len(mask.shape) == 2 else tf.squeeze(mask, -1), tf.int32)
     seen = tf.cumsum(flags, axis=1) > 0
     output = tf.where(_broadcast(seen[:, -1], output), output, last)

@@ -132,7 +132,7 @@ def is_static(specs: object) -> bool:
 
 
 def open_rows(spec: Any, known: Any = None) -> Any:
-    """Return the TensorSpec for batches of any number of rows; for ``known``, the one for all batches."""
+    """Return the TensorSpec of any number of rows, or of ``known``'s rows if all batches have these."""
     if not spec.shape.rank:
         return tf.TensorSpec(spec.shape, spec.dtype)
     rows = known.shape[0] if isinstance(known, tf.TensorSpec) and known.shape.rank else None

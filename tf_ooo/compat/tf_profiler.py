@@ -23,8 +23,7 @@ _BEGINS, _ENDS = "ThreadpoolListener::StartRegion", "ThreadpoolListener::StopReg
 class TracedEvent:
     """Holds one event of TensorFlow's profiler; times are in seconds since a common moment.
 
-    ``line`` is the thread or GPU stream.  ``label`` is its name, or the ``<node>:<op>`` that issued a GPU
-    kernel.
+    ``line``: thread or GPU stream.  ``label``: its name, or the ``<node>:<op>`` that issued a GPU kernel.
     """
 
     plane: str

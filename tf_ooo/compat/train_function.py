@@ -191,8 +191,7 @@ def steps_per_execution(model: keras.Model) -> int:
 
 @contextlib.contextmanager
 def steps_per_execution_set_to(model: keras.Model, count: int) -> Iterator[None]:
-    """Make the train function take ``count`` batches inside the block; Keras 3 takes what the iterator
-    has."""
+    """Make the train function take ``count`` batches inside; Keras 3 takes what is left."""
     usual = steps_per_execution(model)
     changes = versions.is_of_keras_2(model) and usual != count
     try:

@@ -78,8 +78,7 @@ def user_keras() -> Any:
 
 
 def _install_tf_keras() -> str:
-    """Say how to install tf_keras without dependencies: it wants ``tensorflow``, even beside
-    ``tensorflow-cpu``."""
+    """Say how to install tf_keras alone: it requires ``tensorflow``, even beside ``tensorflow-cpu``."""
     import tensorflow as tf
 
     return "pip install --no-deps 'tf_keras=={}.{}.*'".format(*releases.major_minor(tf.__version__))

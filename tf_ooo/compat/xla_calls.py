@@ -81,8 +81,7 @@ def can_compile(node: Any, device_type: str) -> bool:
 
 
 def run_calls(calls: Sequence[tuple[Any, str, Shapes]], times: int = 1) -> Callable[[], None]:
-    """Return a function that makes calls with zeros, each ``times`` times, in order on each device, and
-    waits.
+    """Return a function that makes calls with zeros ``times`` times, in order on each device, and waits.
 
     ``calls``: FunctionDefs, each with the device it runs on and the shapes of its arguments.  Running it
     raises tf.errors.OpError if XLA cannot compile one.

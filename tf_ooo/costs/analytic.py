@@ -21,8 +21,7 @@ from tf_ooo.errors import CostError
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2, node_def_pb2
 
-# These ops run no kernel that counts: they read or write no memory of their own, or only a few bytes of
-# shape.
+# These run no kernel that counts: no memory of their own, or a few bytes of shape, is read or written.
 FREE_OPS = frozenset(
     {"Assert", "BroadcastArgs", "BroadcastGradientArgs", "Const", "ControlTrigger", "Enter", "Exit",
      "ExpandDims", "HostConst", "Identity", "IdentityN", "LoopCond", "Merge", "NextIteration", "NoOp",
@@ -62,8 +61,7 @@ _BEHIND = re.compile(r"(WithBias|V\d+|Ex)+$")
 
 
 def base_type(op_type: str) -> str:
-    """Return ``Conv2D`` for ``_MklNativeFusedConv2D``, ``FusedBatchNormGrad`` for its V3 and other
-    versions."""
+    """Return ``Conv2D`` for ``_MklNativeFusedConv2D``, ``FusedBatchNormGrad`` for versions such as V3."""
     return _BEHIND.sub("", _BEFORE.sub("", op_type))
 
 

@@ -222,8 +222,7 @@ def devices_with(precision: str) -> list[str]:
 
 
 def usual_precision(name: str, computed_in: str) -> str:
-    """Return the precision in a device's name, else the usual one for the type: TF32 for float32 if it has
-    it."""
+    """Return the precision in a device's name, else the type's usual one: TF32 for float32 if there is."""
     row, own = split_device(name)
     of_float32 = "tf32" if f"{row}-tf32" in DEVICES else "fp32"
     return own or _OF_TYPES.get(computed_in, of_float32)

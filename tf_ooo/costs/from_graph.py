@@ -132,8 +132,7 @@ def _summand_bytes(graph: TrainingGraph, weight_grads: Iterable[str]) -> float:
 
 
 def _sizes(graph: TrainingGraph, tasks: Tasks, forward: Mapping[str, int]) -> _Sizes:
-    """Return the bytes of activations, each counted once: where dW reads it, else at the lowest dO that
-    does."""
+    """Return activations, each counted once: where dW reads it, else at the lowest dO reading it."""
     task_of = {name: task for task, names in tasks.items() for name in names}
     readers: dict[str, set[LayerTask]] = {}
     outside: set[str] = set()

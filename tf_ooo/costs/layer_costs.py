@@ -202,8 +202,7 @@ class Link:
         return replace(self, machines=machines, speeds=self.speeds_of(devices) if self.speeds else ())
 
     def of_replica(self, devices: int, replicas: int) -> Link:
-        """Return the link of one of several replicas of ``devices`` each; each place gets its slowest
-        device."""
+        """Return one replica's link, on ``devices`` devices; each place gets its slowest device's speed."""
         first = self.among(range(devices))
         places = [self.speeds_of(range(n, replicas * devices, devices)) for n in range(devices)]
         return replace(first, speeds=tuple(map(min, places))) if self.speeds else first
@@ -249,8 +248,7 @@ class Link:
         return self.latency_s + self.occupied_s(size_bytes)
 
     def allreduce_s(self, size_bytes: float, workers: int) -> float:
-        """Return the seconds of a ring allreduce: 2 (n - 1) rounds that each send 1/n (Patarasuk & Yuan
-        2009)."""
+        """Return seconds of a ring allreduce: 2 (n - 1) rounds that each send 1/n (Patarasuk & Yuan 2009)."""
         rounds = 2 * (workers - 1)
         return rounds * self.of_idle_ends.seconds(size_bytes / workers) if size_bytes else 0.0
 

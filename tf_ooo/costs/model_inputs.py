@@ -1,4 +1,4 @@
-"""Finds the shapes and types with which a Keras model's step is called: as it is built, or as a user says."""
+"""Finds the shapes and types of a Keras model's inputs: as it is built, or as a user gives them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tf_ooo.errors import OptionsError
 if TYPE_CHECKING:
     import keras
 
-# For a size that is open, in an example.
+# An open size gets this value in an example.
 _OPEN_SIZE = 128
-# Shape and dtype.
+# A spec is shape and dtype.
 _Spec = tuple[tuple[int, ...], str]
 Specs = _Spec | list[_Spec] | dict[str, _Spec]
-# An input's shape as a user writes it: ``128,64``, ``ids=128:int32``.
+# A user writes an input's shape like this: ``128,64``, ``ids=128:int32``.
 _SHAPE = re.compile(r"(?:([^=:,]+)=)?([1-9][0-9]{0,8}(?:,[1-9][0-9]{0,8})*):?([a-z][a-z0-9]*)?", re.ASCII)
 _EXPECTED = "sizes without the batch, such as 128,64, ids=128 or 128:int32"
 
 
 @dataclass(frozen=True)
 class _InputShape:
-    """Holds sizes of one input without the batch; ``dtype`` None: the model's own, else float32."""
+    """Holds the sizes of one input without the batch; ``dtype`` None: the model's own, else float32."""
 
     sizes: tuple[int, ...]
     dtype: str | None = None
@@ -36,7 +36,7 @@ _Shapes = _InputShape | list[_InputShape] | dict[str, _InputShape]
 
 
 def _input_shapes(value: object) -> _Shapes:
-    """Return one shape, or one for each input, by name or in order: ``128,64``, (128, 64), lists, maps."""
+    """Return one shape, or one per input, by name or in order, from ``128,64``, (128, 64), lists, maps."""
     if isinstance(value, Mapping):
         return {str(name): _input_shape(shape)[1] for name, shape in value.items()}
     if not isinstance(value, Sequence):
@@ -53,7 +53,7 @@ def _input_shapes(value: object) -> _Shapes:
 
 
 def _input_shape(value: object) -> tuple[str | None, _InputShape]:
-    """Return the name, where a text gives one, and the shape."""
+    """Return an input's name, if a text gives one, and its shape."""
     if isinstance(value, str):
         match = _SHAPE.fullmatch(value.replace(" ", ""))
         if match is None:
@@ -67,7 +67,8 @@ def _input_shape(value: object) -> tuple[str | None, _InputShape]:
 
 
 def given_specs(model: keras.Model, batch: int, input_shape: object) -> tuple[Specs, Specs]:
-    """Return inputs and targets that a step is called with; ``input_shape`` as a user says it, or None."""
+    """Return the inputs and targets that a step is called with; ``input_shape`` as a user gives it, or
+    None."""
     if input_shape is not None:
         return _called(model, _input_shapes(input_shape))
     inputs, outputs = getattr(model, "inputs", None), getattr(model, "outputs", None)
@@ -84,7 +85,7 @@ def given_specs(model: keras.Model, batch: int, input_shape: object) -> tuple[Sp
 
 
 def _called(model: keras.Model, shapes: _Shapes) -> tuple[Specs, Specs]:
-    """Call, and so build, a model on a row of zeros; return the specs of inputs and outputs."""
+    """Call, and so build, a model on a row of zeros; return the specs of its inputs and outputs."""
     import tensorflow as tf
 
     def spec(shape: _InputShape, tensor: object = None) -> _Spec:
@@ -116,7 +117,7 @@ def _called(model: keras.Model, shapes: _Shapes) -> tuple[Specs, Specs]:
 
 
 def with_rows(specs: Specs, batch: int) -> Specs:
-    """Return the same specs for batches of so many rows."""
+    """Return the same specs for batches of ``batch`` rows."""
     return nested(lambda spec: ((batch, *spec[0][1:]), spec[1]), specs)  # type: ignore[no-any-return]
 
 
@@ -129,7 +130,7 @@ def reason_of(error: Exception) -> str:
 
 
 def _like(structure: object, values: Sequence[_Spec]) -> Specs:
-    """Return the values as one alone, a list, or a dictionary, as the model's own inputs are given."""
+    """Return the values as the model's own inputs are given: a single value, a list, or a dictionary."""
     if isinstance(structure, dict):
         return dict(zip(structure, values, strict=True))
     return list(values) if isinstance(structure, (list, tuple)) else values[0]
@@ -179,7 +180,7 @@ def _loss_of(model: keras.Model, place: int) -> Any:
 
 
 def _target(loss: object, output: _Spec) -> _Spec:
-    """Return class numbers where the loss is a sparse one, else what the output is."""
+    """Return class numbers as targets for a sparse loss, else targets like the output."""
     shape, dtype = output
     name = loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", "")
     return (shape[:-1], "int32") if str(name).startswith("sparse_") else (shape, dtype)

@@ -165,8 +165,7 @@ def _residual_block(net: _Net, x: _Tensor, width: int, stride: int, basic: bool,
     shortcut = x
     if stride > 1 or x.channels != out:
         shortcut = net.conv(x, out, 1, stride, name=f"{name}/shortcut")
-    # These are (channels, kernel, stride) of all convolutions but the last: two of 3 x 3, or 1 x 1, 3 x 3, 1
-    # x 1.
+    # These are (channels, kernel, stride) before the last one: two of 3 x 3, or 1 x 1, 3 x 3, 1 x 1.
     shapes = [(width, 3, stride)] if basic else [(width, 1, 1), (width, 3, stride)]
     for number, shape in enumerate(shapes, 1):
         x = net.conv(x, *shape, name=f"{name}/conv{number}")

@@ -187,8 +187,7 @@ def medians(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: statistics.median(s[name] for s in sums if name in s) for name in names}
 
 
-# A rate says how much of a second counts for an op while ``threads`` run ops and ``parts`` work on parts of
-# one.
+# A rate says what a second counts for an op while threads run ops and others work on parts of one.
 _Rate = Callable[[int, int], float]
 
 

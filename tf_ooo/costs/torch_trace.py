@@ -31,8 +31,7 @@ Seconds = dict[tuple[int, str], list[float]]  # of each run, by stage and letter
 
 
 def load_costs(path: str | Path) -> CostTable:
-    """Return the costs in a file, or from the traces in a folder.  CostError says what is wrong, and
-    where."""
+    """Return the costs in a file, or from a folder of traces.  CostError says what is wrong, and where."""
     path = Path(path)
     if path.is_dir():
         return costs_of_traces(sorted(path.glob("*.json")), path)

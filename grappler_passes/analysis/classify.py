@@ -199,7 +199,7 @@ def _layers(
 
 
 def _told_apart(layer: Layer, layers: Sequence[Layer]) -> Layer:
-    """Label a layer with what it holds if other layers have the same name, such as the model's."""
+    """Label a layer with its parts if other layers' names begin with its name, as in a model."""
     name = layer.name
     if "/" in name or len(layer.variables) == 1:
         return layer

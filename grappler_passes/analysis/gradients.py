@@ -267,7 +267,7 @@ class GradientFlow(ValueFlow):
 
     @cached_property
     def reach(self) -> list[int]:
-        """Return reach[i], the weights whose update op i changes, one-number edges cut."""
+        """Return for each op the weights whose update it changes, with one-number edges cut."""
         seeds = memberships(map(self.sinks, range(len(self.weights))))
         bits = self.cut.upstream(seeds)
         scalars = [i for i, w in enumerate(self.weights) if w.shape == ()]
@@ -302,7 +302,7 @@ class GradientFlow(ValueFlow):
         return reductions
 
     def _gradient_like(self, reach: list[int]) -> dict[int, int]:
-        """Return ops with a weight's shape that reach it alone: its bit; else (sparse updates) its writes."""
+        """Mark ops with a weight's shape that reach only this weight; else (sparse updates) its writes."""
         of_bit = {1 << i: i for i in range(len(self.weights))}
         alike: dict[int, int] = {}
         seen = 0
@@ -322,8 +322,8 @@ class GradientFlow(ValueFlow):
         return alike
 
     def lone_reads(self, reach: list[int]) -> dict[int, set[int]]:
-        """Return the weights whose forward pass changes no other weight's update (a model with one): its
-        reads."""
+        """Return the reads of weights whose forward pass changes no other weight's update (a single
+        weight)."""
         to_results = self.full.upstream(dict.fromkeys(self.results, 1))
         lone: dict[int, set[int]] = {}
         for i, weight in enumerate(self.weights):
@@ -335,8 +335,7 @@ class GradientFlow(ValueFlow):
     def _from_gradient_on(self, weight: int, reads: set[int], reach: list[int]) -> set[int]:
         """Return the ops of a lone weight from its finished gradient on.
 
-        In ``y = x @ w; dw = transpose(x) @ (y - t)`` ``y`` may have the shape of w by chance, but x passes it
-        by.
+        In ``y = x @ w; dw = transpose(x) @ (y - t)`` ``y`` may have w's shape by chance, but x passes it by.
         """
         fed = self.cut.downstream(dict.fromkeys([*self.data_sources, *reads], 1))
         own = [n for group in self.cut.groups for n in group if fed[n] and reach[n] == 1 << weight]
@@ -351,12 +350,12 @@ class GradientFlow(ValueFlow):
 
     @cached_property
     def after(self) -> list[int]:
-        """Return after[i], the weights whose gradients op i may depend on, any edge counted."""
+        """Return for each op the weights whose gradients it may depend on, by any edge."""
         return self.full.downstream(self._gradient_like(self.reach))
 
     @cached_property
     def depends(self) -> list[int]:
-        """Return depends[i], the weights whose values op i depends on."""
+        """Return for each op the weights whose values it depends on."""
         return self.full.downstream(self.read_bits)
 
     @cached_property
@@ -366,7 +365,7 @@ class GradientFlow(ValueFlow):
 
     @cached_property
     def read_bits(self) -> dict[int, int]:
-        """Return the reads of weights, each with whose it is."""
+        """Return for each read of a weight the weight, as a bit."""
         return memberships(weight.reads for weight in self.weights)
 
     @cached_property

@@ -29,7 +29,8 @@ class OutputInfo:
 
     @property
     def is_number(self) -> bool:
-        """Say whether it holds numbers: then rank 0 means one number; handles and variants hold none."""
+        """Say whether the output holds numbers: then rank 0 means one number; handles and variants hold
+        none."""
         return self.dtype not in ("resource", "variant", "string")
 
 

@@ -110,8 +110,7 @@ class _Contexts:
         return f"{self.index.names[producer]}:{port}"
 
     def _merge(self, i: int) -> frozenset[Branch]:
-        """Return the branches of a Merge: the two sides of one predicate cancel out, as it is then always
-        alive.
+        """Return a Merge's branches: both sides of one predicate cancel out, since one of them is alive.
 
         If its inputs differ otherwise, the Merge may be dead in other ways: it gets a branch of its own.
         """

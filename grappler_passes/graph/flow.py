@@ -177,8 +177,7 @@ def _pack_behind_split(split: int, types: list[str], data: list[list[Edge]]) -> 
 
 
 def _is_scalar(outputs: Sequence[OutputInfo], port: int) -> bool:
-    """Return whether the output is one number; variants (tensor lists) and handles also have rank 0, but are
-    none."""
+    """Return whether the output is a number of rank 0; variants (tensor lists) and handles are not."""
     return port < len(outputs) and outputs[port].shape == () and outputs[port].is_number
 
 
@@ -204,7 +203,7 @@ class Propagation:
         return [components[c] for c in rx.topological_sort(condensed)]
 
     def downstream(self, seeds: dict[int, int]) -> list[int]:
-        """Return for each node i the OR of the seeds at i and at all nodes that flow into i."""
+        """Return for each node the OR of its seeds and of those of all nodes that flow into it."""
         bits = [0] * len(self.preds)
         for group in self.groups:
             total = 0
@@ -218,7 +217,7 @@ class Propagation:
         return bits
 
     def upstream(self, seeds: dict[int, int], stop: Callable[[int], bool] | None = None) -> list[int]:
-        """Return for each node i the OR of the seeds at i and at all nodes i flows into, up to those that
+        """Return for each node the OR of its seeds and of all that it flows into, up to nodes that
         ``stop``."""
         bits = [seeds.get(node, 0) for node in range(len(self.preds))]
         for group in reversed(self.groups):

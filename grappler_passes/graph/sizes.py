@@ -58,7 +58,7 @@ class Loops:
         return data_inputs(self.nodes[name])
 
     def source(self, text: str) -> str:
-        """Return the op whose result comes through this input; for a loop's variable it is the Merge."""
+        """Return the op whose result comes through this input; a loop's variable comes from its Merge."""
         name = split_input(text)[0]
         while self.nodes[name].op in _PASSING_ON:
             name = split_input(self.data(name)[0])[0]

@@ -43,7 +43,7 @@ class OpKind(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Op:
-    """One op of the graph.
+    """Describes one op of the graph.
 
     ``inputs`` are data inputs as ``(producer, output index)``; ``control_inputs`` are producers.
     ``layer`` is the index into :attr:`TrainingGraph.layers`: set on dW and U ops, and on the

@@ -160,7 +160,7 @@ class ValueFlow:
         cut_memory_of: Collection[int] = frozenset(),
         cut_metadata: bool = True,
     ) -> Propagation:
-        """Return value flow without handles; it may leave out one-number edges, or the memory of some
+        """Return value flow without handles, also without one-number edges or the memory of some
         variables."""
         preds: list[list[int]] = [
             []

@@ -63,7 +63,7 @@ def verify(
 
 @dataclass(frozen=True)
 class VerifiedPass(Pass):
-    """A pass whose result is verified at once: only what it relaxes may have changed."""
+    """Verifies its result at once: only what the pass relaxes may have changed."""
 
     def postconditions(
         self, before: graph_pb2.GraphDef, result: PassResult, training_graph: TrainingGraph | None

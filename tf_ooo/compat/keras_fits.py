@@ -21,7 +21,7 @@ Flags = list[tuple[Any, str, bool]]
 
 
 class Callback(keras.callbacks.Callback):  # type: ignore[misc]
-    """A ``keras.callbacks.Callback`` that ``tf_keras`` accepts too: Keras 2 asks for its hooks."""
+    """Serves as ``keras.callbacks.Callback``, also for ``tf_keras``: Keras 2 asks for its hooks."""
 
     def _implements_train_batch_hooks(self) -> bool:
         return _overrides(self, keras.callbacks.Callback, "train_batch", "batch")

@@ -1,4 +1,5 @@
-"""Rewrites steps of a pipeline as TensorFlow hands them over: run layer by layer, or placed and ordered."""
+"""Rewrites steps of a pipeline as TensorFlow hands them over: to run layer by layer, or placed and
+ordered."""
 
 from __future__ import annotations
 
@@ -56,17 +57,17 @@ NO_GRAPH = (
     "microbatches=1, or one device"
 )
 _JOIN = "tf_ooo_join"
-# A step raises these if its layers cannot give what a user asked for.
+# A step raises these errors if its layers cannot give what a user asked for.
 REFUSING = (OptionsError, ScheduleError)
 
 
 @dataclass(frozen=True)
 class StagedPlan:
-    """Holds what a step's graph is rewritten to: a schedule whose stages are groups of layers, which every
-    replica of ``homes`` runs with its share of the micro-batches.
+    """Holds what a step is rewritten to: a schedule whose stages are groups of layers; every replica of
+    ``homes`` runs it with its share of the micro-batches.
 
-    ``known`` are the ops of the step that was planned, ``available`` all devices that exist.  Layers of
-    ``recompute`` run their forward again before their dO.  With ``compile_tasks`` XLA compiles each task.
+    ``known`` are the ops of the step that was planned, ``available`` are all existing devices.  Layers of
+    ``recompute`` run their forward again before their dO. With ``compile_tasks`` XLA compiles each task.
     """
 
     schedule: Schedule
@@ -78,8 +79,7 @@ class StagedPlan:
 
 
 def serial_plan(step: StepGraph, device: str, available: tuple[str, ...]) -> StagedPlan:
-    """Return a plan of one layer after the other on one device, micro-batch by micro-batch: to measure them
-    undisturbed."""
+    """Return a plan that runs one layer after the other on one device, to measure each undisturbed."""
     layers = range(len(step.graph.layers))
     tasks: list[Task] = []
     for number in range(step.count):
@@ -93,10 +93,10 @@ def serial_plan(step: StepGraph, device: str, available: tuple[str, ...]) -> Sta
 def rewrite_step(
     graph_def: graph_pb2.GraphDef, plan: StagedPlan, dump_dir: passes.Folder = None
 ) -> RewriteResult:
-    """Places all ops on their stages' devices and orders each device's tasks; XLA compiles none.
+    """Place all ops on their stages' devices and order each device's tasks; XLA compiles none yet.
 
-    The result has the step where they are to be compiled.  Raises GraphError where the graph is not the step
-    that was planned, PassError where a pass fails.
+    If tasks are to be compiled, the result keeps the step.  Raises GraphError if the graph is not the step
+    that was planned, PassError if a pass fails.
     """
     step, by_ops = take_apart(graph_def, plan.known), dataclasses.replace(plan, compile_tasks=False)
     result = rewrite_taken(step, by_ops, dump_dir)
@@ -106,10 +106,9 @@ def rewrite_step(
 def rewrite_taken(
     step: StepGraph, plan: StagedPlan, dump_dir: passes.Folder = None, refused: Set[str] = frozenset()
 ) -> RewriteResult:
-    """Do as :func:`rewrite_step` with a step that was taken apart with what the plan knows; PassError as
-    there.
+    """Do as :func:`rewrite_step`, for a step that is already taken apart; raises PassError.
 
-    ``refused``: ops that XLA is known not to compile, with others of their tasks.
+    ``refused`` are ops that XLA is known not to compile, with the other ops of their tasks.
     """
     started, homes = time.perf_counter(), plan.homes
     merges = homes.replicas > 1 or (step.count > 1 and reads_elsewhere(step, homes))
@@ -140,7 +139,7 @@ def rewrite_taken(
 
 
 def _rewrite_plan(step: StepGraph, plan: StagedPlan) -> tuple[RewritePlan, Collection[int]]:
-    """Return where and in which order ops run, and those that :func:`crossing` leaves out of the order."""
+    """Return where and in which order ops run, and the ops that :func:`crossing` leaves out of the order."""
     homes, sizes = plan.homes, step.sizes
     stages, replica_of_node = homes.stage_of_layer, homes.replica_of_node(step)
     left_out = crossing(step, replica_of_node) if homes.replicas > 1 else ()
@@ -167,7 +166,7 @@ def _rewrite_plan(step: StepGraph, plan: StagedPlan) -> tuple[RewritePlan, Colle
 
 
 def _compiling(step: StepGraph, plan: StagedPlan, rewrite: RewritePlan, refused: Set[str]) -> list[Pass]:
-    """Return the passes that compile the tasks of what has a place in the order."""
+    """Return the passes that compile the tasks of ops that have a place in the order."""
     where = {name: at for name, at in step.where.items() if name in rewrite.kinds}
     general = {**step.general, **{f"{name}{SUFFIX}": f"{step.general[name]}{SUFFIX}" for name in where}}
     where |= {f"{name}{SUFFIX}": at for name, at in where.items()}
@@ -211,11 +210,11 @@ def _controls(graph_def: graph_pb2.GraphDef) -> int:
 
 
 class LayerByLayer:
-    """Takes steps apart; their layers run one after the other on one device, each to be measured.
+    """Takes steps apart so that their layers run one after the other on one device, to be measured.
 
-    ``step`` is the first that was taken apart; ``share``: as of :func:`take_apart`;
-    ``check`` is given the first step, before it runs: with an error of :data:`REFUSING` it never does, and
-    where it is not to run (False) nothing of it does: ``rested``.
+    ``step`` is the first that was taken apart; ``share`` is as in :func:`take_apart`. ``check`` is given the
+    first step before it runs: if it raises an error of :data:`REFUSING` the step never runs, and if it
+    returns False nothing of the step runs (``rested``).
     """
 
     def __init__(
@@ -226,7 +225,7 @@ class LayerByLayer:
         self._device, self._share, self._check = device, share, check
 
     def rewrite(self, graph_def: graph_pb2.GraphDef) -> RewriteResult:
-        """Return the step in its serial order; raises GraphError where the graph is none."""
+        """Return the step in its serial order; GraphError if the graph is no step."""
         known = None if self.step is None else self.step.known
         step = take_apart(graph_def, known, self._share)
         plan = serial_plan(step, self._device, available_devices())
@@ -244,14 +243,14 @@ class LayerByLayer:
 
 
 def request_to_measure(model: keras.Model, layers: LayerByLayer) -> RewriteRequest[RewriteResult]:
-    """Steps run layer by layer; ``model`` names its variables.  Raises BackendError as RewriteRequest."""
+    """Ask that steps run layer by layer; ``model`` names variables.  BackendError as RewriteRequest."""
     return _request(model, layers.rewrite, refuse_on=REFUSING)
 
 
 def request_to_place(
     model: keras.Model, plan: StagedPlan, dump_dir: passes.Folder = None
 ) -> RewriteRequest[RewriteResult]:
-    """Steps are placed and ordered as planned.  Raises BackendError as RewriteRequest.
+    """Ask that steps are placed and ordered as planned.  Raises BackendError as RewriteRequest.
 
     XLA compiles none of them yet: TensorFlow takes no new functions from a plug-in.
     """
@@ -265,7 +264,7 @@ def _request(
     refuse_on: tuple[type[BaseException], ...] = (),
 ) -> RewriteRequest[RewriteResult]:
     def described() -> Iterator[tuple[Any, VariableInfo]]:
-        """Tell graphs the names of variables, and which Keras takes for trainable."""
+        """Yield handles with the names of their variables, and whether Keras trains them."""
         trainable = {id(variable) for variable in keras_fits.trained_variables(model)}
         for name, variable in keras_variables.named(all_variables(model)).items():
             if (value := keras_variables.value_of(variable)) is not None:
@@ -296,9 +295,9 @@ def _request(
 
 @dataclass(frozen=True)
 class TracedBefore:
-    """Is a step as TensorFlow's optimizers left it on one device, and the function that was traced for it.
+    """Holds a step as TensorFlow's optimizers left it on one device, and the function traced for it.
 
-    ``signature``: that of the batches that it takes.
+    ``signature`` is that of the batches that the function takes.
     """
 
     step: StepGraph
@@ -308,11 +307,11 @@ class TracedBefore:
     def placed(
         self, plan: StagedPlan, moved: Mapping[int, Any], dump_dir: passes.Folder = None
     ) -> tuple[Callable[[Any], Any], RewriteResult]:
-        """Return a function of a batch that runs the step as planned, and what was rewritten.
+        """Return a function of a batch that runs the step as planned, and the result of the rewrite.
 
-        ``moved``: variables in the place of others, by the ``id`` of those' handles.  Where tasks are to be
-        compiled they are when this returns.  Raises GraphError where only another trace can tell, or XLA
-        cannot compile, BackendError as :func:`tf_ooo.compat.func_graphs.captures_of`, PassError.
+        ``moved`` are variables that replace others, by the ``id`` of the others' handles.  Tasks that are to
+        be compiled are compiled when this returns.  Raises GraphError if only another trace can tell, or XLA
+        cannot compile; BackendError as :func:`tf_ooo.compat.func_graphs.captures_of`; PassError.
         """
         outside = [tensor for tensor, _ in func_graphs.captures_of(self.concrete)]
         captured = [moved[id(tensor)].handle if id(tensor) in moved else tensor for tensor in outside]

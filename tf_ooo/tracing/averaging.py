@@ -52,7 +52,7 @@ _CALLS = {
 }  # fmt: skip
 _ASSIGNED = {"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"}
 _SIZES = {"Shape", "ShapeN", "Size", "Rank"}
-# A gradient stays one through these: they change the shape or type of the same numbers,
+# A gradient stays one through these ops: other shapes and types of the same numbers,
 _RESHAPED = {
     "Cast", "Concat", "ConcatV2", "ExpandDims", "Identity", "IdentityN", "Pack", "Reshape", "Slice", "Split",
     "SplitV", "Squeeze", "StridedSlice", "Transpose", "Unpack",

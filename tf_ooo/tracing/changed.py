@@ -76,7 +76,7 @@ class Taped:
             tf.GradientTape.gradient = gradient
 
     def gave(self, tensor: tf.Tensor) -> bool:
-        """Return whether a tape has returned the tensor, as a gradient or as the numbers of one."""
+        """Return whether a tape has returned the tensor, as a gradient or as the numbers of a sparse one."""
         return id(tensor) in self._given
 
     def gave_whole(self, tensor: tf.Tensor) -> bool:

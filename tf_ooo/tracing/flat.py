@@ -1,5 +1,4 @@
-"""Traces functions to flat graphs, tensors in, tensors out: one or several steps, or a test or predict
-step."""
+"""Traces functions to flat graphs of tensors: one or several steps, or a test or predict step."""
 
 from __future__ import annotations
 
@@ -150,7 +149,7 @@ class CopiedStep:
 
 
 class StepSource:
-    """Traces a model's train step on one batch once for all functions made of it, if it :attr:`may be copied
+    """Traces a model's train step once, for all functions made of it, if it :attr:`may be copied
     <CopiedStep.may_be_copied>`.
 
     ``renumber``: see :meth:`tf_ooo.hosts.ranks.base.Engine.renumber`.

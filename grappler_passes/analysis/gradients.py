@@ -52,8 +52,7 @@ def find_weights(values: ValueFlow, results: Sequence[int]) -> tuple[list[Variab
 def _ends(
     written: Sequence[VariableAccess], results: Sequence[int], changes: list[int], fed: list[int]
 ) -> dict[int, int]:
-    """Mark the ops that end the step: bit 0 for results, bit i + 1 for ``written[i]`` if it changes no
-    other."""
+    """Mark the ops that end a step: bit 0 for results, bit i + 1 for ``written[i]`` if nothing follows."""
     last = [v.writes if changes[i] & ~(1 << i) == 0 else [] for i, v in enumerate(written)]
     return memberships([results, *([write for write in writes if fed[write]] for writes in last)])
 
@@ -233,8 +232,7 @@ class GradientFlow(ValueFlow):
 
     @cached_property
     def full(self) -> Propagation:
-        """Follow all values, except through a weight's own memory: that leads to the next step's forward
-        pass."""
+        """Follow all values, but not through a weight's memory, which leads to the next step's forward."""
         return self.propagation(cut_memory_of=self.weight_handles)
 
     @cached_property
@@ -322,8 +320,7 @@ class GradientFlow(ValueFlow):
         return alike
 
     def lone_reads(self, reach: list[int]) -> dict[int, set[int]]:
-        """Return the reads of weights whose forward pass changes no other weight's update (a single
-        weight)."""
+        """Return the reads of weights whose forward pass changes no other weight's update, by weight."""
         to_results = self.full.upstream(dict.fromkeys(self.results, 1))
         lone: dict[int, set[int]] = {}
         for i, weight in enumerate(self.weights):

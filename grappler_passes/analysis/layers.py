@@ -84,8 +84,7 @@ class _Units:
         self.handed_out = self._handed_out(backward)
 
     def _handed_out(self, backward: Backward) -> set[tuple[int, int]]:
-        """Return the outputs of forward ops that are gradients of several units: a loss op may compute them
-        too."""
+        """Return the outputs of forward ops, such as a loss op's, that are gradients of several units."""
         return {
             output
             for output, targets in backward.gradients.targets_of_outputs.items()

@@ -30,8 +30,7 @@ from grappler_passes.graph.training_graph import Op, TrainingGraph
 def with_inputs(
     index: GraphIndex, nodes: Iterable[int], reads: Callable[[int], Iterable[int]] | None = None
 ) -> set[int]:
-    """Return nodes with all that they are computed from, whole loops included; ``reads`` gives a node's
-    producers."""
+    """Return nodes with all that they are computed from, whole loops too; ``reads`` names producers."""
 
     def producers(i: int) -> list[int]:
         read = (p for p, _ in index.data_preds[i]) if reads is None else reads(i)

@@ -20,8 +20,7 @@ ARGUMENT = "_Arg"
 
 @dataclass(frozen=True)
 class OutputInfo:
-    """Holds dtype name (``float32``), shape (None: rank unknown; None within: size unknown), bytes per
-    element."""
+    """Holds a dtype name (``float32``), shape (None: unknown, also within), and bytes per element."""
 
     dtype: str
     shape: tuple[int | None, ...] | None
@@ -29,8 +28,7 @@ class OutputInfo:
 
     @property
     def is_number(self) -> bool:
-        """Say whether the output holds numbers: then rank 0 means one number; handles and variants hold
-        none."""
+        """Say whether the output holds numbers, so that rank 0 means a single one; handles do not."""
         return self.dtype not in ("resource", "variant", "string")
 
 

@@ -217,8 +217,7 @@ class Propagation:
         return bits
 
     def upstream(self, seeds: dict[int, int], stop: Callable[[int], bool] | None = None) -> list[int]:
-        """Return for each node the OR of its seeds and of all that it flows into, up to nodes that
-        ``stop``."""
+        """Return for each node the OR of its seeds and of all that it flows into, up to ``stop`` nodes."""
         bits = [seeds.get(node, 0) for node in range(len(self.preds))]
         for group in reversed(self.groups):
             total = 0

@@ -90,8 +90,7 @@ class Loops:
         return [] if begin is None or end is None else [max(0, end - begin)]
 
     def _number(self, text: str) -> int | None:
-        """Return a constant: for a loop's variable its first value, behind a loop the number of its
-        iterations."""
+        """Return a constant: a loop variable's first value, or behind a loop its number of iterations."""
         name = self.source(text)
         while self.nodes[name].op in MERGES:
             if not (entering := self.entering(name)):
@@ -197,8 +196,7 @@ def output_bytes(op_type: str, outputs: Iterable[OutputInfo]) -> int | None:
 def outputs_with_sizes(
     graph_def: graph_pb2.GraphDef, known: KnownShapes
 ) -> Mapping[str, tuple[OutputInfo, ...]]:
-    """Return all output shapes of a flat graph with open dimensions filled; a conditional's is its largest
-    branch's.
+    """Return a flat graph's output shapes with open dimensions filled, for conditionals the largest.
 
     Raises what TensorFlow's shape functions raise if ``known`` contradicts the graph.
     """
@@ -267,8 +265,7 @@ _BESIDE = 1.3
 
 
 def with_list_sizes(training_graph: TrainingGraph, graph_def: graph_pb2.GraphDef) -> TrainingGraph:
-    """Return the training graph with each list's bytes as ``output_bytes`` of the Merge that it goes around
-    through.
+    """Return the training graph with the bytes of loops' lists, at the Merge that each goes through.
 
     A list that is made empty then has no bytes of its own.  The bytes are None if an element's size or the
     number of iterations is not known before the loop runs.

@@ -133,8 +133,7 @@ class TrainingGraph:
         return out
 
     def numbered_as(self, layers: Sequence[Collection[str]]) -> TrainingGraph | None:
-        """Return the graph with its layers, given by their variables, in this order; None if its layers
-        differ.
+        """Return the graph with its layers (given by their variables) in this order; None if they differ.
 
         Two graphs of one step may number the layers of parallel branches in either order.
         """
@@ -339,8 +338,7 @@ def layers_of_weights_and_readers(
 
 
 def _latest_weights(graph: TrainingGraph, at_least: Mapping[str, int]) -> dict[str, int]:
-    """Return the highest layer that each forward op depends on; ``at_least`` gives what is known for some
-    ops."""
+    """Return the highest layer that each forward op depends on, ``at_least`` what is already known."""
     latest: dict[str, int] = {}
     for name, op in graph.ops.items():
         if op.kind in _FORWARD or name in at_least:

@@ -72,8 +72,7 @@ def find_variables(graph_def: graph_pb2.GraphDef, flow: FlowGraph, order: list[i
 
 
 def _changes_what_it_reads(op_type: str) -> bool:
-    """Tell whether an op reads and changes its state, such as RngReadAndSkip; unknown calls may do
-    neither."""
+    """Tell whether an op may change the state that it reads, as RngReadAndSkip or an unknown call."""
     return 0 in graph_protos.resource_inputs(op_type) and not only_reads(op_type)
 
 
@@ -160,8 +159,7 @@ class ValueFlow:
         cut_memory_of: Collection[int] = frozenset(),
         cut_metadata: bool = True,
     ) -> Propagation:
-        """Return value flow without handles, also without one-number edges or the memory of some
-        variables."""
+        """Return value flow without handles; one-number edges and variables' memory may be left out."""
         preds: list[list[int]] = [
             []
             if cut_metadata and kind in METADATA_OPS
@@ -216,8 +214,7 @@ class ValueFlow:
         return targets
 
     def fed_by_data(self) -> list[int]:
-        """Return 1 for each op that changes with the data, except through a boolean (a loss scale's
-        switch)."""
+        """Return 1 for each op that changes with the data, except by a boolean (a loss scale's switch)."""
         graph = self.propagation()
         preds = [[p for p in graph.preds[n] if not self._is_predicate(p)] for n in range(len(self.flow))]
         return Propagation(preds, self.order, self.cyclic).downstream(self.data_sources)

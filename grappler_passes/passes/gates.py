@@ -14,8 +14,7 @@ from grappler_passes.passes.base import GraphEditor, Pass, PassResult, Relaxatio
 
 @dataclass(frozen=True)
 class GatesPass(Pass):
-    """Lets no node read through an IdentityN: in the graph, unlike in HLO, updates would wait for all
-    gradients."""
+    """Lets no node read through an IdentityN: unlike in HLO, updates would wait for all gradients."""
 
     name: ClassVar[str] = "gates"
     relaxes = frozenset({Relaxation.COPIES})

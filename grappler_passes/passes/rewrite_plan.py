@@ -141,8 +141,7 @@ class OrderPass(Pass):
     def postconditions(
         self, before: graph_pb2.GraphDef, result: PassResult, training_graph: TrainingGraph | None
     ) -> None:
-        """Check that edges were added only if the result says so; run() has sorted the graph with its
-        edges."""
+        """Check that edges were added only if the result says so; run() has sorted the new graph."""
         if not result.modified and any(
             a.input != b.input for a, b in zip(before.node, result.graph_def.node, strict=True)
         ):

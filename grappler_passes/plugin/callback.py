@@ -325,8 +325,7 @@ def resting(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
 
 
 def _waiting_for(graph_def: graph_pb2.GraphDef, name: str) -> graph_pb2.GraphDef:
-    """Return a copy in which the nodes that read only arguments wait for a node: all other work follows
-    them."""
+    """Return a copy in which nodes that read only arguments, and so all others, wait for a node."""
     out = graph_protos.copy_of(graph_def)
     arguments = {node.name for node in out.node if node.op == "_Arg"}
     for node in out.node:

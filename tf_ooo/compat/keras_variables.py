@@ -82,8 +82,7 @@ def set_value_of(variable: keras.Variable, value: Any) -> None:
 
 
 def _resource(variable: keras.Variable) -> Any:
-    """Return the ``tf.Variable`` that a Keras 2 variable is, or wraps for mixed precision; None for Keras
-    3."""
+    """Return the ``tf.Variable`` that a Keras 2 variable is, or wraps if mixed; None for Keras 3."""
     if not isinstance(variable, tf.Variable):
         return None
     return vars(variable).get("_variable", variable)

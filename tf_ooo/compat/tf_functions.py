@@ -108,8 +108,7 @@ def _functions_in(value: object, depth: int) -> Iterator[Any]:
 
 
 def step_of_fit(train_function: Callable[..., Any]) -> Any:
-    """Return the latest trace of a step that ``fit`` has made in Keras' train function; None if there is
-    none.
+    """Return the latest trace of a step in ``fit``'s own train function; None if there is none.
 
     ``train_on_batch`` traces the step by itself, and for other batches.
     """

@@ -73,8 +73,7 @@ def runtime_text(seconds: Mapping[str, float]) -> str:
 
 
 def link_of_ring(allreduce: Link, workers: int) -> Link:
-    """Return the link between neighbours in a ring, from an allreduce: 2 (n - 1) latencies, 2 (n - 1) / n
-    bytes."""
+    """Return a ring's link from an allreduce: 2 (n - 1) latencies and 2 (n - 1) / n of its bytes."""
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise CostError(f"workers must be a whole number from 1, got {workers!r}")
     if workers == 1:
@@ -108,8 +107,7 @@ def parse_link(text: str) -> Link:
 
 
 def parse_bytes(text: str) -> int:
-    """Return a number of bytes from text such as ``16GiB``, ``16GB``, ``512 MiB``, ``1000000``; else
-    CostError."""
+    """Return the bytes in a text such as ``16GiB``, ``512 MiB``, ``1000000``; CostError if none."""
     match = _AMOUNT.fullmatch(text)
     unit = match[2].lower().removesuffix("b") if match else ""
     factor = _BINARY.get(unit, _PREFIXES.get(unit))

@@ -104,8 +104,7 @@ def gemm(rows: float, columns: float, summed: float, element_bytes: int, batch: 
 
 
 def elementwise(elements: float, passes: float, element_bytes: int) -> Work:
-    """Return the work of a kernel that reads or writes ``elements`` elements ``passes`` times; flop are
-    free."""
+    """Return the work of reading or writing ``elements`` elements ``passes`` times; operations are free."""
     return Work(moved_bytes=elements * passes * element_bytes, pieces=max(1.0, elements / ELEMENTS_A_PIECE))
 
 

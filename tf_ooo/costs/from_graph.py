@@ -33,8 +33,7 @@ _LEAST_CORES = 0.01
 
 @dataclass(frozen=True)
 class GraphCosts:
-    """Holds the costs of ``TrainingGraph.layers``, seconds by kind of ops without layer, and assumed
-    sizes."""
+    """Holds the costs of a graph's layers, seconds by kind of ops without layer, and assumed sizes."""
 
     layers: tuple[LayerCosts, ...]
     left_out_s: Mapping[str, float]

@@ -111,8 +111,7 @@ class LayerCosts:
         return self.activation_bytes - self.recomputed_bytes
 
     def recomputed(self, input_bytes: float) -> LayerCosts:
-        """Return the costs if F runs again before dO: in between only F's inputs, ``input_bytes``, are
-        kept."""
+        """Return the costs if F runs again before dO: in between only its ``input_bytes`` are kept."""
         if self.recomputed_s or self.recomputed_bytes:
             return self
         made_bytes = self.activation_bytes if self.forward_bytes is None else self.forward_bytes

@@ -67,8 +67,7 @@ def _input_shape(value: object) -> tuple[str | None, _InputShape]:
 
 
 def given_specs(model: keras.Model, batch: int, input_shape: object) -> tuple[Specs, Specs]:
-    """Return the inputs and targets that a step is called with; ``input_shape`` as a user gives it, or
-    None."""
+    """Return the inputs and targets of a step; ``input_shape`` is as a user gives it, or None."""
     if input_shape is not None:
         return _called(model, _input_shapes(input_shape))
     inputs, outputs = getattr(model, "inputs", None), getattr(model, "outputs", None)

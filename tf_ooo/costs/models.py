@@ -140,8 +140,7 @@ def vgg16(batch: int, image: int = 224, element_bytes: int = 4) -> tuple[LayerWo
 
 
 def resnet(depth: int, batch: int, image: int = 224, element_bytes: int = 4) -> tuple[LayerWork, ...]:
-    """Return ResNet-18, -34, -50, -101 or -152, with strides in the 3 x 3 convolutions ("v1.5", as in
-    practice).
+    """Return ResNet-18, -34, -50, -101 or -152; the 3 x 3 convolutions have the strides ("v1.5").
 
     ResNet-18: 11.7 M parameters, 1.8 GMAC an image; ResNet-50: 25.6 M, 4.1; ResNet-101: 44.5 M, 7.8.
     """

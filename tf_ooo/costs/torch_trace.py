@@ -107,7 +107,7 @@ def _actions(ranges: list[dict[str, Any]]) -> Iterator[tuple[int, str, float]]:
 
 
 def _work(ranges: list[dict[str, Any]]) -> Iterator[tuple[float, float, float]]:
-    """Yield when each kernel was launched, began and ended; without kernels in the trace, each op."""
+    """Yield when each kernel was launched, began and ended; each op if the trace has no kernels."""
     kernels = [event for event in ranges if event.get("cat") == "kernel"]
     launched = {_correlation(event): event["ts"] for event in ranges if event.get("cat") in _LAUNCHES}
     for event in kernels or [event for event in ranges if event.get("cat") == "cpu_op"]:

@@ -199,8 +199,7 @@ class _Loops:
 def fed_to_loops(
     graph: TrainingGraph, index: GraphIndex, layers: Mapping[str, int], loops: Sequence[LoopTask]
 ) -> dict[str, int]:
-    """Return the forward ops that depend on no weight and that only loops read, with the lowest loop's
-    layer."""
+    """Return forward ops without weights that only loops read, with the lowest of these loops' layers."""
     layer_of = {name: loop.layer for loop in loops for name in loop.members}
     inside = set(layer_of)
     for i in reversed(index.order):

@@ -183,8 +183,7 @@ class _FewEdges:
 
     @cached_property
     def _needs(self) -> list[int]:
-        """Return the ancestors of all ops as bits, from one walk; rustworkx gives only one node's at a
-        time."""
+        """Return the ancestors of all ops as bits, in one walk; rustworkx gives one node's at a time."""
         needs: list[int] = []
         for i in range(len(self.names)):
             bits = 1 << i
@@ -203,8 +202,7 @@ class _FewEdges:
         return before.kind == after.kind == "dO"
 
     def link(self, order: LaneOrder, rank: int, block: Bundle, following: Bundle, free: list[int]) -> None:
-        """Put the last ops of a block before the first of the next; with many edges, only the latest of
-        them."""
+        """Put the last ops of a block before the first of the next; if too many, only the latest ones."""
         before, after = ([self.names[i] for i in ops] for ops in (block.ops, free))
 
         def producers(name: str) -> list[str]:

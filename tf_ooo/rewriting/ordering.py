@@ -22,8 +22,7 @@ _LARGE_BYTES = 1024**2
 def ops_of_tasks(
     step: StepGraph, stage_of_layer: Sequence[int], left_out: Collection[int] = ()
 ) -> dict[Task, list[int]]:
-    """Return the nodes of each task, in order, without sums over micro-batches or layers, and
-    ``left_out``."""
+    """Return each task's nodes in order, without sums over micro-batches or layers and ``left_out``."""
     names = step.index.names
     sums = step.sums | step.joined
     ops: dict[Task, list[int]] = {}
@@ -166,8 +165,7 @@ class _Joins:
         self.join(order, lasts, firsts, rank)
 
     def _large_results(self, nodes: Sequence[int], free: Sequence[int]) -> list[tuple[int, int]]:
-        """Return edges that make each large result of a dW task, by its ``free`` ops, wait for the one
-        before."""
+        """Return edges that make each large result of a dW task wait for the one before."""
         index = self._index
         inside, lasts = set(nodes), lasts_of(index, nodes)
         large = sorted((i for i in lasts if self._is_large(i, inside)), key=lambda i: index.position[i])

@@ -1,5 +1,4 @@
-"""Rewrites steps of a pipeline as TensorFlow hands them over: to run layer by layer, or placed and
-ordered."""
+"""Rewrites steps of a pipeline as TensorFlow hands them over: run layer by layer, or placed and ordered."""
 
 from __future__ import annotations
 

@@ -200,8 +200,7 @@ class StepGraph:
         return 1 + max((self.turns[self.index.index[name]] for name in updates), default=0)
 
     def after(self, graph_def: graph_pb2.GraphDef, repeated: Mapping[str, str]) -> StepGraph:
-        """Return the step after a pass that removed no op; ``repeated`` maps each new op to the one it
-        repeats."""
+        """Return the step after a pass that removed no op; ``repeated`` maps new ops to their originals."""
         index = GraphIndex(graph_def)
         originals = [repeated.get(name, name) for name in index.names]
         rows = [self.index.index[name] for name in originals]

@@ -135,8 +135,7 @@ def _upstream(graph: TrainingGraph, forward: Mapping[str, int]) -> list[int]:
 def _output_grad_layers(
     graph: TrainingGraph, touching: Mapping[str, set[int]], of_loops: Mapping[str, int], below: Sequence[int]
 ) -> dict[str, int]:
-    """Return the layer of each dO op; ``below`` are, for each layer, those that its gradients go down to, as
-    bits.
+    """Return each dO op's layer; ``below``: for each layer, as bits, those its gradients go down to.
 
     The forward tensors that it reads, each made by one layer and read by others, say whose gradient it is.
     Backward goes down, so it is the highest of these layers that is not above the layers of the dO that the

@@ -91,8 +91,7 @@ class Taped:
         return [target for target in targets if tf.is_tensor(target)]
 
     def changed_by(self, grads: Sequence[Any]) -> Any:
-        """Return the first op between a tape and these gradients that treats parts of a batch differently, or
-        None.
+        """Return the first op between a tape and these gradients that parts of a batch change, or None.
 
         Gradients that do not seem to come from a tape tell nothing.
         """
@@ -113,8 +112,7 @@ class Taped:
         return ""
 
     def moved_by(self, grads: Sequence[Any]) -> str:
-        """Return the op that writes a gradient to a variable from which these gradients are computed; else
-        ""."""
+        """Return the op that writes a gradient to a variable which these gradients depend on; else ""."""
         return next((str(op.name) for _, op in self._written(grads, lambda tensor: False)), "")
 
     def _written(
@@ -281,8 +279,7 @@ class Replay:
 
 
 def _made_again(tensor: tf.Tensor, known: dict[int, Any]) -> Any:
-    """Compute the tensor again from ``known`` replacements, by ``id`` of the originals; note the results
-    there."""
+    """Compute the tensor again from the ``known`` tensors, by the originals' ``id``; note it there."""
     for here in _inputs_first(tensor, known):
         outputs = func_graphs.made_again(here.op, [known[id(given)] for given in here.op.inputs])
         known.update((id(old), new) for old, new in zip(here.op.outputs, outputs, strict=True))

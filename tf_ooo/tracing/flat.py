@@ -149,8 +149,7 @@ class CopiedStep:
 
 
 class StepSource:
-    """Traces a model's train step once, for all functions made of it, if it :attr:`may be copied
-    <CopiedStep.may_be_copied>`.
+    """Traces a train step once, for all functions made of it, if :attr:`CopiedStep.may_be_copied`.
 
     ``renumber``: see :meth:`tf_ooo.hosts.ranks.base.Engine.renumber`.
     """

@@ -107,8 +107,7 @@ def tensors_of(grad: tf.Tensor | tf.IndexedSlices) -> list[Any]:
 
 
 def times(grad: tf.Tensor | tf.IndexedSlices, factor: object) -> Any:
-    """Return ``grad * factor`` (for slices: of their values); the gradient itself if the factor is the number
-    1."""
+    """Return ``grad * factor`` (for slices: of their values); the gradient itself if ``factor`` is 1."""
     if isinstance(factor, float) and factor == 1.0:
         return grad
     if isinstance(grad, tf.IndexedSlices):

@@ -149,8 +149,7 @@ class OpenBatch:
 
 
 def open_batch(batch: object, division: Division) -> OpenBatch | None:
-    """Return the batch with open rows; None if they must be known: not all is dense, or fewer rows than
-    parts."""
+    """Return the batch with open rows; None if they must be known: not all dense, or too few rows."""
     dense = all(isinstance(value, tf.Tensor) for value in tf.nest.flatten(batch))
     parts = len(division.split(rows_of(batch))) if dense else 1
     if parts == 1 or parts == rows_of(batch) < division.most:
@@ -206,8 +205,7 @@ def rows_of_part(part: object) -> int | None:
 
 
 class OfData:
-    """Tells whether an op depends on data; looks at ops made since the last time. ``part``: a nest of
-    rows."""
+    """Tells whether an op depends on data, from the ops made since the last time and ``part``, the rows."""
 
     def __init__(self, part: object) -> None:
         self._given = {id(tensor) for tensor in nests.Packed(part).tensors}

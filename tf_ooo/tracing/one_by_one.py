@@ -93,8 +93,7 @@ class TracedPart:
         return ""
 
     def copy(self, number: int, part: object, wanted: Sequence[Any]) -> list[Any]:
-        """Copy the micro-batch, or its latest part, for other rows; return the copies of the tensors
-        ``wanted``.
+        """Copy the micro-batch, or its latest part, for other rows; return the ``wanted`` copies.
 
         ``part`` has the structure and shapes of the first one's rows.  Tensors from outside stay themselves.
         """
@@ -150,8 +149,7 @@ class _Renamed:
         return f"{self.name(op)}:{port}"
 
     def change(self, node: Any) -> None:
-        """Change names, inputs from inside, colocations, the mark, and seeds that are not drawn
-        themselves."""
+        """Change names, inputs from inside, colocations, the mark, and seeds that are not drawn."""
         node.name = self.name(node.name)
         if graph_protos.keeps_random_state(node.op) and (node.attr["seed"].i or node.attr["seed2"].i):
             node.attr["seed2"].i += self._more_seed

@@ -275,8 +275,7 @@ class States:
 
     @property
     def guessed(self) -> list[str]:
-        """Return the names of states, except batch normalization's, about which only their ops tell how they
-        follow."""
+        """Return the names of states that only their ops explain, without batch normalization's."""
         paths = [self._paths[key] for key, kind in self._kinds.items() if kind != ONCE]
         own = [path for path in paths if not any(path.startswith(f"{t}/") for t in self._normalizing)]
         return [path for path in own if path not in self._known]

@@ -104,7 +104,7 @@ class Pass(abc.ABC):
     """Takes a GraphDef and returns one. Subclasses are frozen dataclasses.
 
     Attributes:
-        name: in errors, and of the file that the result is dumped to.
+        name: used in errors, and in the name of the file that the result is dumped to.
         relaxes: what may differ between input and output; nothing else may.
     """
 

@@ -266,11 +266,11 @@ class OptimizedGraph:
     Python knows takes ten times as long.
 
     Args:
-        graph_def: the graph; it may call no functions but those that XLA compiles.
-        concrete: the traced function that it was made of.
-        captured: tensors in the place of those that ``concrete`` captures, in the same order.
+        graph_def: the graph; it may only call functions that XLA compiles.
+        concrete: the traced function that the graph was made from.
+        captured: tensors that replace the ones that ``concrete`` captures, in the same order.
 
-    Raises ValueError where the graph lacks an op that the function has to run, or a tensor that one reads.
+    Raises ValueError if the graph lacks an op that the function has to run, or a tensor that an op reads.
     """
 
     def __init__(self, graph_def: graph_pb2.GraphDef, concrete: Any, captured: Sequence[Any]) -> None:

@@ -35,9 +35,9 @@ class DeviceModel:
     """Describes a device as a roofline.
 
     Attributes:
-        flop_per_s: peak, a multiply-add counted as two.
+        flop_per_s: peak rate; a multiply-add counts as two flop.
         bytes_per_s: memory bandwidth.
-        launch_s: what each kernel costs before it computes anything.
+        launch_s: seconds that each kernel costs before it computes anything.
         parallel_width: processors (SMs of a GPU, cores of a CPU); one piece of work fills one.
         name: for tables and messages.
 
@@ -195,8 +195,8 @@ def device(name: str, precision: str | None = None) -> DeviceModel:
     """Return a device at a precision it has; None: the one in its name (``h100-bf16``), else fp32.
 
     Raises:
-        CostError: no such device, which lists the names; a precision that it lacks, which lists its own; or
-            another one than its name says.
+        CostError: an unknown device (the error lists the names), a precision that the device lacks (the error
+            lists the ones it has), or another precision than the name says.
     """
     if not isinstance(name, str) or name not in DEVICES:
         raise CostError(

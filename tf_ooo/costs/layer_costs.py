@@ -25,24 +25,24 @@ class LayerCosts:
         forward_s, output_grad_s, weight_grad_s: seconds of F, dO and dW.
         update_s: seconds of the weight update, once a step.
         activation_bytes: kept from the start of F until both dO and dW are done.
-        weight_bytes: the weights, there all the time; their gradient takes the same from the first
-            dW until the update.
+        weight_bytes: the weights, kept all the time; their gradient takes the same bytes from the first dW
+            until the update.
         output_bytes: what F sends to the next layer, and what dO sends back.
         weight_grad_bytes: what dW alone still needs after dO is done (M_W in Zero Bubble,
             arXiv 2401.10241, section 2.3); None: all of ``activation_bytes``.
         inputs: layers whose outputs this one reads; None: the layer before (none for the first).
         occupancy: shares of the device in (0, 1] that F, dO and dW keep busy, for streams that run
-            side by side; None: streams do not slow each other down.  Of devices that share the cores of
-            a machine (``Link.machines``) the shares of these; None: one core.
-        slot_bytes: optimizer state and other variables that have no gradient: there all the time,
-            never communicated.
-        summand_bytes: while dW runs, parts of a gradient that wait to be added up: those of one weight, and
-            a micro-batch's that waits for the sum of the earlier ones.
+            side by side; None: streams do not slow each other down.  If devices share a machine's cores
+            (``Link.machines``), shares of these cores; None: one core.
+        slot_bytes: optimizer state and other variables without a gradient: kept all the time, never
+            communicated.
+        summand_bytes: parts of a gradient that wait to be added up while dW runs: parts of one weight's, and
+            a micro-batch's gradient that waits for the sum of the earlier ones.
         forward_bytes: the part of ``activation_bytes`` that the forward pass makes or reads; the rest are
             gradients that dW needs, counted from the start; None: all.
-        recomputed_bytes: the part of ``activation_bytes`` that is freed after F and there again from the
+        recomputed_bytes: the part of ``activation_bytes`` that is freed after F and computed again at the
             start of dO, because F runs again; see :meth:`recomputed`.
-        recomputed_s: the seconds of that, part of ``output_grad_s``.
+        recomputed_s: the seconds of running F again, a part of ``output_grad_s``.
         compiled: XLA's calls return all gradients of a stage at once, before any is added up, and all its new
             weights and slots.
 
@@ -151,15 +151,15 @@ class Link:
 
     Attributes:
         latency_s, bytes_per_s: what a message takes.
-        overhead_s_per_byte: seconds that the sender, and the receiver, compute less for each byte: LogP's
-            overhead (Culler et al. 1993), by byte.
-        machines: the machine of each device, by number; the devices of one share its ``cores``, as do the
-            messages between them, each of which takes a core at both ends; (): all have their own.
-        cores: how many each machine has.
-        speeds: how fast each device computes, where 1 is the one that the costs are of; (): all alike.
-        send_s, receive_s: seconds that the sender, and the receiver, compute less for each message: LogP's
+        overhead_s_per_byte: seconds per byte in which sender and receiver cannot compute: LogP's overhead
+            (Culler et al. 1993), per byte.
+        machines: the machine of each device, by number.  Devices on one machine share its ``cores``; so do
+            messages between them, each of which takes a core at both ends.  (): each device has its own.
+        cores: the number of cores of each machine.
+        speeds: how fast each device computes, relative to the device of the costs (1); (): all alike.
+        send_s, receive_s: seconds per message in which the sender, or the receiver, cannot compute: LogP's
             overhead, whatever the bytes.
-        task_s: seconds that the runtime takes for each task, beside its costs, where these are not 0.
+        task_s: seconds that the runtime takes for each task in addition to its costs, unless these are 0.
         step_s: seconds that the runtime takes for each step, before its first task and after its last one.
 
     Raises:

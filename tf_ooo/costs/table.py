@@ -40,17 +40,17 @@ class CostTable:
 
     Attributes:
         layers: costs of each layer, for one micro-batch.
-        link: between two neighbouring devices.
+        link: the link between two neighbouring devices.
         source: ``"measured"``, ``"analytic"``, ``"mixed"`` (measured, where that was possible) or
             ``"edited"`` (by hand).
         device: what the numbers are for, in words.
         assumptions: what was assumed to get them.
         notes: what else a reader should know, such as ops that could not be measured.
-        op_seconds: seconds of single ops, by node name; empty where only layers are known.
-        rows: how many the micro-batch has that the costs are for; None: not known.
+        op_seconds: seconds of single ops, by node name; empty if only layers are known.
+        rows: the rows of the micro-batch that the costs are for; None: not known.
 
     Raises:
-        CostError: no layer, a layer that reads no earlier one, an op's seconds that are no time.
+        CostError: there is no layer, a layer reads no earlier one, or an op's seconds are no time.
     """
 
     layers: tuple[LayerCosts, ...]
@@ -274,15 +274,15 @@ class GainTable:
 
     Attributes:
         saved_s: ``{(region, layer): seconds}``; a region is ``"dO:5"``, or ``"F:3"`` for the next step's
-            forward.  Negative where the two slow each other down.
+            forward.  Negative if the two slow each other down.
         device: what was measured, in words.
         notes: what else a reader should know.
-        alone_s: ``{"dW:4": seconds}``, what parts of the step take with nothing beside them, where measured.
+        alone_s: ``{"dW:4": seconds}``, the time of parts of the step that run alone, if measured.
         calculated: the pairs of ``saved_s`` that were not measured.
         launch_s: seconds that a kernel takes longer outside of CUDA graphs; None: not measured.
 
     Raises:
-        CostError: a region that is none, or seconds that are no number.
+        CostError: an unknown region, or seconds that are no number.
     """
 
     saved_s: Gains

@@ -28,10 +28,10 @@ class Branches:
     """Holds the graph with its layers numbered branch by branch.
 
     Attributes:
-        graph: has a layer for what joins branches, too; the graph as it was where there are none.
+        graph: also has a layer for each join of branches; the original graph if there are no branches.
         found: whether there are branches.
-        joins: the ops that begin such a layer, with its number.
-        shared: what branches read and depends on no weights: in a task it would have others wait for that.
+        joins: the ops that begin a join's layer, with its number.
+        shared: ops without weights that several branches read: in a task they would make others wait for it.
     """
 
     graph: TrainingGraph
@@ -130,8 +130,8 @@ class _Flow:
 
     Attributes:
         names: the forward ops on data.
-        reached: for each of these the layers that its result depends on.
-        applied: the layers whose weights it takes first; a regularizer's sum takes them once more.
+        reached: for each of these ops the layers that its result depends on.
+        applied: the layers whose weights an op is the first to use; a regularizer's sum uses them again.
     """
 
     def __init__(self, graph: TrainingGraph, together: Sequence[Collection[str]]) -> None:

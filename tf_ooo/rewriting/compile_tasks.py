@@ -46,9 +46,9 @@ class CompileTasksPass(Pass):
     :class:`tf_ooo.compat.func_graphs.OptimizedGraph` runs it.
 
     Attributes:
-        tasks: whose call each op is in, by name.
+        tasks: the task in whose call each op is, by the op's name.
         general: names that ops of all micro-batches have in common.
-        refused: ops that stay as they are, as XLA could not compile the calls that they were in.
+        refused: ops that stay as they are, because XLA could not compile the calls with them.
     """
 
     tasks: Mapping[str, TaskKey]

@@ -98,7 +98,7 @@ def plan_graph(
         GraphError: not a training graph.
         OptionsError: no such policy.
         MemoryLimitError: even the lowest peak is above the limit; says the smallest feasible one.
-            Also where sizes are not known: trace the step with a fixed batch size.
+            Also if sizes are unknown: trace the step with a fixed batch size.
     """
     if not isinstance(training_graph, TrainingGraph):
         raise GraphError(

@@ -130,10 +130,10 @@ class RewriteRequest(Generic[ResultT]):
     """Rewrites the functions traced inside :meth:`tracing`, until :meth:`close`.
 
     Args:
-        rewrite: a graph in, what was done to it out; None: it is none of ours.  A GraphError says why it is
-            no training step (helper functions are traced, too); other errors are failures.
-        replaces: whether the first of two results is kept in place of the second, which came before.
-        no_graph: says why there was none to rewrite.
+        rewrite: takes a graph, returns what was done to it; None: the graph is none of ours.  A GraphError
+            says why it is no training step (helper functions are traced, too); other errors are failures.
+        replaces: takes a result and the one before; tells whether the new result is kept instead.
+        no_graph: says why there was no graph to rewrite.
         refuse_on: errors for which the step does not run; ``failures.raise_refused`` raises them.
         failed: begins the message of errors that are not our own.
 
@@ -204,7 +204,7 @@ class StepSession:
     These answers are for a step that is rewritten in one way, without any errors.
 
     Attributes:
-        failures: the errors of its rewrites.
+        failures: the errors of the step's rewrites.
         shows_ops: whether the profiler sees the graph's ops in the step that is kept.
     """
 

@@ -83,15 +83,15 @@ class RewriteResult:
     """Holds a rewritten graph, and what was done to it.
 
     Attributes:
-        training_graph: the step as it was classified; of several in one graph the last.
-        moved_ops: ops of the tasks that wait for a control edge that was added, or run on another stream.
-        added_edges: control edges, or barriers, that were added.
-        plan_seconds: from the graph's arrival to the rewritten one.
+        training_graph: the step as it was classified; the last one if a graph holds several.
+        moved_ops: the number of ops in tasks that wait for an added control edge, or run on another stream.
+        added_edges: the number of control edges, or barriers, that were added.
+        plan_seconds: seconds from the graph's arrival to the rewritten one.
         mixed: ops that compute dO and dW together, each with the reason why they were not taken apart.
         notes: what was left out, for the report.
-        orders: with a memory limit only.
-        step: as it was before, where it may be rewritten once more; compiled: what XLA compiles, if it does.
-        tasks: those of ops, where XLA may be given them later.
+        orders: given only with a memory limit.
+        step: the step before the rewrite, if it may be rewritten again; compiled: what XLA compiles, if any.
+        tasks: the tasks of ops, if XLA may be given them later.
     """
 
     training_graph: TrainingGraph

@@ -24,9 +24,9 @@ class CalledOps:
     """Says how a call's function names its ops; ops are numbers of nodes in the graph without calls.
 
     Attributes:
-        inner: names inside, by op; constants that it has copies of are among them.
+        inner: names inside the function, by op, also of the constants that it has copies of.
         inputs, outputs: tensors outside, in the order of the function's arguments and results.
-        controls: ops outside that the call waits for.
+        controls: ops outside of the call that it waits for.
     """
 
     inner: Mapping[int, str]

@@ -91,7 +91,7 @@ class Origins:
     A variable that adds up gradients comes from what was assigned to it before, in this graph or around it.
 
     Args:
-        weights: variables of which that is not true: what is trained, and what optimizers keep.
+        weights: variables that add up no gradients: what is trained, and what optimizers keep.
     """
 
     def __init__(self, weights: Iterable[Any] = ()) -> None:
@@ -290,7 +290,7 @@ class Averaging:
         Args:
             optimizers: Keras' optimizers.
             data: the batch; its rows count with ``weighting="samples"``.
-            weights: all that is trained.
+            weights: all trained variables.
         """
         self._factor = self._weight_of(data) if self.weighting == "samples" else 1.0
         states = [state for optimizer in optimizers for state in keras_compiled.state_of(optimizer)]

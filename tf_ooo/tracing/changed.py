@@ -209,9 +209,9 @@ class Replay:
     Raises StepRefused if ops read the batch beside its gradients, draw random numbers, or change a state.
 
     Attributes:
-        collected: what each micro-batch adds up: the gradients that are the same for parts of a batch, None
-            in the place of others, and behind them the sources of these.
-        places: for each of these a gradient's place: its own, or that of one which it is a source of.
+        collected: what micro-batches add up: gradients that parts of a batch do not change, None in place of
+            the others, and behind all of them the sources from which the others are computed.
+        places: for each entry of ``collected`` the place of its gradient, or of the one it is a source of.
     """
 
     def __init__(self, taped: Taped, grads: Sequence[Any]) -> None:

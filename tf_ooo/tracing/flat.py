@@ -207,11 +207,11 @@ class Unrolled:
     ``tracing`` is entered around calls; functions may be traced there.
 
     Attributes:
-        around_traces: is given the number of steps, and entered around each first run; ``traced_now`` is told
-            of it when it has run.
-        untraced: what runs in the place of a traced function, by the signature of batches, or by their number
-            for those of other signatures.
-        first_runs: counts those of both.
+        around_traces: is given the number of steps, and entered around each first run; ``traced_now`` is
+            called when that run has ended.
+        untraced: functions that replace traced ones, by the signature of their batches, or by the number of
+            steps for other signatures.
+        first_runs: counts the first runs of both kinds of function.
     """
 
     def __init__(

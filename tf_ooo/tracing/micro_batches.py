@@ -35,9 +35,9 @@ class Division:
     """Says how batches are divided into micro-batches.
 
     Attributes:
-        most: micro-batches of a batch, unless it has fewer rows.
-        least_rows: a micro-batch has at least so many, unless the batch has fewer.
-        least: micro-batches that there are even where they have fewer rows than ``least_rows``.
+        most: the number of micro-batches, unless the batch has fewer rows.
+        least_rows: a micro-batch has at least this many rows, unless the batch has fewer.
+        least: the number of micro-batches made even if they have fewer rows than ``least_rows``.
     """
 
     most: int

@@ -43,9 +43,9 @@ class TracedPart:
     It may be traced in several parts, with other ops between: :meth:`go_on`.
 
     Args:
-        number: the micro-batch's number; its scope and its mark stand in names and attributes.
-        part: its rows, a nest.
-        draws_anew: copies draw other random numbers, by other seeds; False: then there are none.
+        number: the micro-batch's number; names have its scope, and attributes its mark.
+        part: the micro-batch's rows, a nest.
+        draws_anew: whether copies draw other random numbers, by other seeds; if not, there are no copies.
     """
 
     def __init__(self, number: int, part: object, draws_anew: bool = False) -> None:

@@ -67,9 +67,9 @@ class States:
     """Follows what micro-batches do to a model's states; none is assigned while they are traced.
 
     Args:
-        kinds: how states follow from micro-batches, by path, where a comparison has told; others are guessed.
-        each: paths of states that each micro-batch assigns, besides those of which ``kinds`` say so.
-        replicas: that of each micro-batch.
+        kinds: how states follow from micro-batches, by path, if a comparison has told; others are guessed.
+        each: paths of further states that each micro-batch assigns, beside those with that kind.
+        replicas: the replica of each micro-batch.
     """
 
     def __init__(

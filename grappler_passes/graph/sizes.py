@@ -213,7 +213,7 @@ def outputs_with_sizes(
 
 
 def _largest_branch(node: node_def_pb2.NodeDef, outputs: Mapping[str, tuple[OutputInfo, ...]]) -> str | None:
-    """Return the largest input of a Merge whose own size is unknown; None if a branch is unknown too."""
+    """Return the largest input of a Merge of unknown size; None for others, or if an input is unknown."""
     if node.op not in MERGES or output_bytes(node.op, outputs[node.name][:1]) is not None:
         return None
     ends = {text: split_input(text) for text in data_inputs(node)}

@@ -108,18 +108,18 @@ def costs_of_model(
 
     Args:
         model: changed only if it is not compiled, or measured.
-        batch: None: 32, which the table's assumptions say, as they do of a device that is not given.
+        batch: rows of the micro-batch; None: 32.  The table's assumptions name what was not given.
         device: a name of :mod:`tf_ooo.costs.devices`; None: a V100, or with ``measure`` one CPU core.
-        measure: four steps on zeros, which change its weights; the device is for ops that no profile shows.
-        precision: fp32, tf32, bf16 or fp16: whose published peak counts; None: what TensorFlow multiplies the
-            model's types in on that device.
+        measure: run four steps on zeros, which changes weights; ``device`` is for ops that no profile shows.
+        precision: fp32, tf32, bf16 or fp16, whose published peak counts; None: the one in which TensorFlow
+            multiplies the model's types on that device.
         input_shape: for a model that is not built, or whose sizes are open: without the batch, ``(128, 64)``,
             ``"128,64"`` or ``"ids=128:int32"``; of several inputs a list or a map.
 
     Raises:
-        OptionsError: it is not built or cannot be traced.
-        GraphError: it trains nothing.
-        CostError: unknown device, a precision that it lacks, or an op without known costs.
+        OptionsError: the model is not built or cannot be traced.
+        GraphError: the model trains nothing.
+        CostError: the device is unknown or lacks the precision, or an op has no known costs.
     """
     inputs, targets = given_specs(model, batch or DEFAULT_ROWS, input_shape)
     named = device or (_MEASURED_ON if measure else devices.DEFAULT_DEVICE)

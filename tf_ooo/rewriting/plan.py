@@ -52,43 +52,43 @@ def plan(
     """Return an order of all tasks of a training step; its ``assumptions`` say what the predictions hold for.
 
     Args:
-        training_graph: from :func:`tf_ooo.classify`; or None, and ``layers``.
-        costs: seconds of the graph's ops by name, or a CostTable that holds them; None: the backward
-            pass of one device is ordered, and no time predicted.
-        schedule: a policy's name, or ``"auto"``: the fastest of the mode, by simulation.
-        memory_limit_bytes: every device's limit, or a list with one for each, in their order.
-        layers: planning without a model: a LayerCosts each, for one micro-batch.
+        training_graph: a graph from :func:`tf_ooo.classify`; or None, with ``layers`` or ``model``.
+        costs: seconds of the graph's ops by name, or a CostTable that holds them; None: the backward pass of
+            one device is ordered, without predicting its time.
+        schedule: a policy's name, or ``"auto"``: the fastest policy of the mode, by simulation.
+        memory_limit_bytes: every device's limit, or a list with one limit per device, in order.
+        layers: to plan without a model: the LayerCosts of each layer, for one micro-batch.
         model: a Keras model, the path of a saved one, or ``"MODULE:NAME"`` of a class, function or model; its
             training step is traced.
-        batch: rows of the whole batch; None: 32 a micro-batch of a model, else those of the CostTable.
-        device: what a model is planned for, a name of ``tf_ooo/costs/devices.py``; None: a V100.
-        precision: a model's, ``"fp32"``, ``"tf32"``, ``"bf16"`` or ``"fp16"``; None: what TensorFlow
-            multiplies its types in.
+        batch: rows of the whole batch; None: 32 per micro-batch of a model, else the CostTable's rows.
+        device: the device to plan a model for, a name in ``tf_ooo/costs/devices.py``; None: a V100.
+        precision: the model's precision, ``"fp32"``, ``"tf32"``, ``"bf16"`` or ``"fp16"``; None: the one in
+            which TensorFlow multiplies the model's types.
         measure: whether a model's ops are measured on this machine, not calculated.
         input_shape: for a model that is not built, or whose sizes are open: ``(128, 64)``, without the batch,
             or ``"ids=128:int32"``; a list or a map for several inputs.
         devices: devices of a pipeline, or workers of data parallel training.
         microbatches: micro-batches of one step; None: 8 in a pipeline of several devices, as a fit takes
             (with BatchNormalization and few rows it takes fewer), one in other modes.
-        link: between each two devices.
-        mode: single_device, data_parallel, pipeline or layerpipe; None: the policy's own, for
-            ``"auto"`` pipeline if there are several devices.
-        stages: a pipeline's stages by hand: the names of the layers (numbers as texts where they have none)
-            at which stages begin, or a list of names for each stage; None: the schedules cut.
-        splits: all divisions of the devices into replicas of a pipeline are compared, each with its share of
-            the micro-batches and the best schedule; the result is that of one replica of the fastest, with
-            the replicas as ``workers`` and the averaging in ``predicted_step_s``.
+        link: the link between each two devices.
+        mode: single_device, data_parallel, pipeline or layerpipe; None: the policy's own mode; with
+            ``"auto"`` a pipeline if there are several devices.
+        stages: a pipeline's stages by hand: the names of the layers (numbers as texts if they have none) at
+            which stages begin, or a list of names for each stage; None: the schedules cut the stages.
+        splits: whether to compare all divisions of the devices into replicas of a pipeline, each with its
+            share of the micro-batches and its best schedule.  The result is the schedule of one replica in
+            the fastest division: ``workers`` counts replicas, ``predicted_step_s`` includes averaging.
         recompute: layers whose forward runs again before their dO, so that less is kept: ``"none"``,
-            ``"all"`` that then keep less, or ``"auto"``: where the memory limit needs it, as few seconds as
-            keep it.  The schedule's ``recompute`` tells which.
-        options: what a policy offers, for example ``group=2`` of modulo.
+            ``"all"`` layers that then keep less, or ``"auto"``: as few seconds of them as the memory limit
+            needs.  The schedule's ``recompute`` names these layers.
+        options: a policy's own options, for example ``group=2`` of modulo.
 
     Raises:
         OptionsError: an unknown policy, mode or option, or more stages than layers; a model that cannot be
             loaded or traced.
-        CostError: costs are missing or no numbers; an unknown device, or a precision that it lacks.
-        MemoryLimitError: no schedule of that name stays within the limit; says the smallest limit
-            that one can keep.
+        CostError: costs are missing or no numbers; the device is unknown or lacks the precision.
+        MemoryLimitError: no schedule of that name stays within the limit; the error says the smallest limit
+            that one of them can keep.
     """
     _refuse_unknown(options)
     of_model = {"device": device, "precision": precision, "measure": measure, "input_shape": input_shape}

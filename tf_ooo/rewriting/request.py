@@ -199,7 +199,7 @@ class RewriteRequest(Generic[ResultT]):
 
 
 class StepSession:
-    """Answers what a controller asks of whoever rewrites its step.
+    """Answers a controller's questions about the rewriting of its step.
 
     These answers are for a step that is rewritten in one way, without any errors.
 

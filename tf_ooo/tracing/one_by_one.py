@@ -45,7 +45,7 @@ class TracedPart:
     Args:
         number: the micro-batch's number; names have its scope, and attributes its mark.
         part: the micro-batch's rows, a nest.
-        draws_anew: whether copies draw other random numbers, by other seeds; if not, there are no copies.
+        draws_anew: whether copies may draw other random numbers, by other seeds; else they may draw none.
     """
 
     def __init__(self, number: int, part: object, draws_anew: bool = False) -> None:

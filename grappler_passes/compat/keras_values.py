@@ -35,7 +35,7 @@ def has_gradient(dtype: object) -> bool:
 def optimizer_variables(model: object) -> list[Any]:
     """Return the variables of optimizers that are attributes of a model: they are never weights."""
     attributes = [getattr(model, "optimizer", None), *vars(model).values()]
-    attributes += [getattr(owner, "inner_optimizer", None) for owner in attributes]  # behind a scaled loss
+    attributes += [getattr(owner, "inner_optimizer", None) for owner in attributes]  # loss scaling wraps one
     optimizers = {id(owner): owner for owner in attributes if hasattr(owner, "apply_gradients")}
     variables: list[Any] = []
     for optimizer in optimizers.values():

@@ -185,7 +185,7 @@ def output_bytes(op_type: str, outputs: Iterable[OutputInfo]) -> int | None:
         return None
     total = 0
     for output in outputs:
-        if not output.element_bytes:  # handles, variants, strings
+        if not output.element_bytes:  # handles, variants and strings have none
             continue
         if output.shape is None or None in output.shape:
             return None
@@ -301,7 +301,7 @@ class _Lists:
         if added is None:
             return None
         if added == "":
-            return 0  # handed on as it is
+            return 0  # the list is handed on as it is
         element = self._graph.ops[added].output_bytes if added in self._graph.ops else None
         iterations = self._loops.iterations(merge)
         return None if element is None or iterations is None else math.ceil(_BESIDE * element * iterations)

@@ -212,7 +212,7 @@ def peak_bytes_by_device(training_graph: TrainingGraph, order: Sequence[str]) ->
 
 
 def _devices_of(training_graph: TrainingGraph, order: Sequence[str]) -> dict[str, set[str]]:
-    """Return for each op the devices that its outputs are on: its own and those of its readers."""
+    """Return for each op the devices that hold its outputs: the op's own and its readers'."""
     owners: dict[str, str] = {}
     devices = {name: {training_graph.ops[name].device} for name in order}
     for name in order:

@@ -39,7 +39,7 @@ class PlainAssignsPass(VerifiedPass):
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
         index, editor = GraphIndex(graph_def), GraphEditor(graph_def)
-        replaced: dict[str, str] = {}  # reads of the new value, and what has it
+        replaced: dict[str, str] = {}  # reads of the new value, and the op that computes it
         updates: set[str] = set()
         for update, read, later, writes in _updates(index):
             node = editor.nodes[index.names[update]]

@@ -209,8 +209,8 @@ class _LoopSplit:
         self.device = condition.device
         self.prefix = f"{condition.name}/ooo_dW"
         self.frame = f"{loop.frame[0]}/ooo_dW"
-        self.stored: dict[Tensor, int] = {}  # what a step hands over, with its dtype
-        self.invariant: dict[Tensor, str] = {}  # the same in every step: the tensor outside
+        self.stored: dict[Tensor, int] = {}  # the tensors that a step hands over, with their dtypes
+        self.invariant: dict[Tensor, str] = {}  # tensors that never change, and the tensor outside
         self.constants: set[int] = set()
 
     def plan(self) -> str:

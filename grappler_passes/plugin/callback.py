@@ -119,7 +119,7 @@ def _check_ops(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef) -> None:
     for node in before.node:
         op_def = op_defs[node.op]
         if node.op == "TemporaryVariable" and names.get(node.name.removesuffix("/tmp_var")) in _SUMS:
-            continue  # a sum again: plain_sums.py
+            continue  # plain_sums.py made it a sum again
         if node.name not in names and op_def is not None and op_def.is_stateful:
             raise AnswerError(f"{node.op} {node.name!r} has side effects and was dropped")
 
@@ -256,7 +256,7 @@ def _answer(request: Request, graph_def: graph_pb2.GraphDef, device_type: str) -
 
 
 def _rewrite(request: Request, graph_def: graph_pb2.GraphDef) -> bytes | None:
-    before = graph_protos.copy_of(graph_def)  # to compare with, whatever the rewrite does to its argument
+    before = graph_protos.copy_of(graph_def)  # kept to compare with: the rewrite may change its argument
     try:
         with watched(request.id, len(graph_def.node)):
             after = request.rewrite(graph_def)

@@ -52,7 +52,7 @@ class _Shim:
             ctypes.memmove(buffer, new, len(new))
             result[0], result_length[0] = buffer, len(new)
             return 1
-        except BaseException:  # Ctrl-C or no memory between the lines above
+        except BaseException:  # Ctrl-C, or memory ran out, between the lines above
             return 0
 
 

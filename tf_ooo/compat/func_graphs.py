@@ -301,8 +301,8 @@ def _as_function(graph_def: graph_pb2.GraphDef, needed: Iterable[str]) -> functi
     ends = {node.name for node in (*arguments, *results)}
     body = graph_pb2.GraphDef(node=[node for node in graph_def.node if node.name not in ends]).node
     for node in body:
-        graph_protos.keep_colocations(node, lambda name: False)  # all have their devices
-        if any(text[0] == "^" and text[1:] in ends for text in node.input):  # arguments are there before
+        graph_protos.keep_colocations(node, lambda name: False)  # all nodes have devices
+        if any(text[0] == "^" and text[1:] in ends for text in node.input):  # arguments are there earlier
             node.input[:] = [text for text in node.input if text[0] != "^" or text[1:] not in ends]
     devices = {node.name: node.device for node in body}
     returned = []

@@ -279,7 +279,7 @@ def weighted_means(model: keras.Model, weight: object) -> Iterator[None]:
 
         for metric in nests.each_once([*of_outputs, *means]):
             weigh(metric, always=any(metric is each for each in of_outputs))
-        if hasattr(loss, "metrics") and not loss.built:  # it makes the means of outputs in its first call
+        if hasattr(loss, "metrics") and not loss.built:  # its first call makes the outputs' means
             build = functools.partial(build_and_weigh, loss.build)
             shadows.enter_context(keras_layers.shadowed(loss, "build", build))
         yield

@@ -97,7 +97,7 @@ def main_thread_trains() -> bool:
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield a frame and those around it: Keras gives nobody access to what is in them."""
+    """Yield a frame and those around it: Keras has no other way to their variables."""
     while frame is not None:
         yield frame
         frame = frame.f_back
@@ -259,7 +259,7 @@ def other_optimizer(model: keras.Model) -> bool:
     if (traced := _first_trace_of(model)) is not None:
         return traced.optimizer is not getattr(model, "optimizer", None)
     written = _written_by_stock(model)
-    if written is None or _known_to_optimizer(model) is None:  # the latter is known of Keras 3 only
+    if written is None or _known_to_optimizer(model) is None:  # only Keras 3 tells the latter
         return False
     weights, state = (
         {id(keras_variables.handle_of(v)) for v in variables} & written

@@ -78,7 +78,7 @@ def variables_made_at_once() -> Iterator[None]:
         try:
             with tf.init_scope():
                 value = initial()
-        except Exception:  # it reads what exists in the function only: TensorFlow knows what to do
+        except Exception:  # it reads tensors of the function: TensorFlow initializes it
             return next_creator(**settings)
         with tf.init_scope():
             settings |= {"initial_value": value, "experimental_enable_variable_lifting": False}
@@ -103,7 +103,7 @@ def _functions_in(value: object, depth: int) -> Iterator[Any]:
         yield value
     elif depth:
         for cell in getattr(value, "__closure__", None) or ():
-            with contextlib.suppress(ValueError):  # it is not filled yet
+            with contextlib.suppress(ValueError):  # the cell is empty yet
                 yield from _functions_in(cell.cell_contents, depth - 1)
 
 
@@ -133,7 +133,7 @@ def undecorated(function: Any) -> Any:
         converted = api.tf_convert(converted, context)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with context:  # whoever calls may have switched conversion off
+        with context:  # the caller may have switched conversion off
             return converted(*args, **kwargs)
 
     call.decorated = function  # type: ignore[attr-defined]  # of a method: it is referred to weakly

@@ -17,7 +17,7 @@ from tf_ooo.compat.func_graphs import COMPILED
 # A call carries the sizes of its arguments in this attribute: a function has none.
 _SHAPES = "_ooo_shapes"
 _KERNELS = {"CPU": "XLA_CPU_JIT", "GPU": "XLA_GPU_JIT"}
-Shapes = Sequence[Any]  # each a sequence of sizes, all of which are known: else an op is in no call
+Shapes = Sequence[Any]  # each a sequence of sizes, all known: other ops are in no call
 
 
 def call_node(name: str, function: Any, inputs: Sequence[str], shapes: Shapes = ()) -> Any:

@@ -148,7 +148,7 @@ def _tensor_bytes(infos: Sequence[OutputInfo | None]) -> float:
 def _by_bytes(op: _Op) -> Work:
     """Count only memory traffic: inputs are read once, outputs written once, variables read and written."""
     kind, inputs, outputs = base_type(op.node.op), op.inputs, op.outputs
-    if kind in _REDUCTIONS:  # the axes are a few numbers, of which even the count may be open
+    if kind in _REDUCTIONS:  # axes are a few numbers, perhaps of unknown count
         inputs = inputs[:1]
         outputs = [*outputs] if is_closed(outputs[0]) else [info for info in inputs if info]
     moved = written = _tensor_bytes(outputs)

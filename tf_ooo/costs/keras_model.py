@@ -79,7 +79,7 @@ def _saved_model(path: str) -> keras.Model:
     keras = versions.user_keras()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that the optimizer's state does not fit: it is not needed
+            warnings.simplefilter("ignore")  # Keras warns about optimizer state, which is not needed
             return keras.saving.load_model(path)
     except Exception as error:  # whatever Keras, h5py or zipfile raise
         reason = _cause(error)

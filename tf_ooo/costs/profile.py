@@ -216,7 +216,7 @@ def _seconds_at(
     for event, runs_op in (*on_cpu, *((part, False) for part in within_ops)):
         changes.append((event.begin_s, 1, event.line, runs_op))
         changes.append((event.begin_s + event.duration_s, -1, event.line, runs_op))
-    under_way: Counter[str] = Counter()  # of each thread: an op may call a function of other ops
+    under_way: Counter[str] = Counter()  # by thread: an op may call a function of other ops
     within: Counter[str] = Counter()
     share_s, before_s, got = 0.0, 0.0, {}
     for now_s, change, line, runs_ops in sorted(changes):

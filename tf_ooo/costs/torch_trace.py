@@ -27,7 +27,7 @@ _MICROSECOND_S = 1e-6
 _HALVED = "of stages whose backward pass torch ran at once, a half is dO and a half dW"
 _UNKNOWN = "a trace of torch tells seconds alone: no bytes, no update, no messages"
 
-Seconds = dict[tuple[int, str], list[float]]  # of each run, by stage and letter
+Seconds = dict[tuple[int, str], list[float]]  # the seconds of each run, by stage and letter
 
 
 def load_costs(path: str | Path) -> CostTable:

@@ -1,4 +1,4 @@
-"""Numbers a model's branches one after the other, so that a stage can hold one, beside stages of others.
+"""Numbers a model's branches one after the other, so that a stage can hold a whole branch.
 
 Numbered by depth, the layers of two towers alternate.  Where two branches meet that both take long enough,
 all layers are reordered so that each branch is followed to its end.  What joins the branches becomes a layer

@@ -61,8 +61,8 @@ class CompileTasksPass(Pass):
             Relaxation.REPLACED_NODES,
             Relaxation.SIDE_EFFECTS,  # updates read what a call returns
             Relaxation.FUNCTIONS,
-            Relaxation.MORE_WAITS,  # who waited for an op waits for all of its call
-            Relaxation.FEWER_WAITS,  # inside of a call there is no order but that of data
+            Relaxation.MORE_WAITS,  # what waited for an op waits for its whole call
+            Relaxation.FEWER_WAITS,  # in a call only data give an order
         }
     )
 

@@ -168,7 +168,7 @@ class _Loops:
         graph, index = self._graph, self._index
         layer_of = {name: layer.index for layer in graph.layers for name in layer.variables}
         own = {v.handle: layer_of[v.name] for v in graph.variables if v.name in layer_of}
-        only: dict[int, frozenset[int]] = {}  # what depends on weights alone: whose
+        only: dict[int, frozenset[int]] = {}  # the layers of what depends on weights alone
         for i in index.order:
             sources = [p for p, _ in index.data_preds[i]]
             if index.names[i] in own:

@@ -54,7 +54,7 @@ class Bundle:
 class Links(Protocol):
     """Says how the tasks of one mode wait for each other, and what the ops of its graph depend on."""
 
-    names: list[str]  # of the ops, by number
+    names: list[str]  # the ops' names, by number
 
     def bit(self, op: int) -> int:
         """Return the bit that stands for the op in a set."""
@@ -157,7 +157,7 @@ def lower(
         edges += order.edges
         if notes is not None:
             notes += order.notes
-        for rank, task in enumerate(backward):  # not of blocks: of dO tasks in a row each has its own
+        for rank, task in enumerate(backward):  # tasks have ranks, not blocks: successive dO differ
             streams.update(dict.fromkeys(tasks.ops[task], stream))
             priorities.update(dict.fromkeys(tasks.ops[task], rank))
     classified = {n: op for n, op in graph.ops.items() if op.kind is not OpKind.OTHER}

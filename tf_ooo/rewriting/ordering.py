@@ -81,7 +81,7 @@ def order_updates(
     weights on its way.  Ops that an update of a higher layer needs, also on another device, get no edge.
     """
     index, updates = step.index, functools.reduce(operator.or_, _updates(step))
-    by_layer: dict[tuple[int, int], list[int]] = {}  # of each turn
+    by_layer: dict[tuple[int, int], list[int]] = {}  # by turn and layer
     for name, (kind, layer, _) in step.where.items():
         if kind == "U":
             i = index.index[name]
@@ -157,7 +157,7 @@ class _Joins:
             self._send_last(order, block, f"{rank}/sent")
         # A result with an edge to or from another result of its task gets none to or from another task.
         followed = {before for before, _ in self.one_by_one}
-        if [task.kind for task in following.tasks] == ["dW"]:  # beside its dO they are one by one anyway
+        if [task.kind for task in following.tasks] == ["dW"]:  # fused with its dO they are so anyway
             self.one_by_one += self._large_results(following.ops, free)
         waiting = {after for _, after in self.one_by_one}
         lasts = [i for i in lasts_of(index, block.ops) if i not in followed]

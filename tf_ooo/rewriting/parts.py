@@ -21,7 +21,7 @@ from grappler_passes.graph.training_graph import Layer, OpKind, TrainingGraph
 from tf_ooo.rewriting.loops import layers_of_weights, ops_of_data
 
 if TYPE_CHECKING:
-    from tf_ooo.rewriting.loops import LoopTask  # TensorFlow is imported there
+    from tf_ooo.rewriting.loops import LoopTask  # that module imports TensorFlow
 
 # Each part takes at least this share of the forward pass, on two devices.
 LEAST_SHARE = 1 / 16

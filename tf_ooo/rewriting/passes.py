@@ -68,7 +68,7 @@ def layers_that_cannot(step: StepGraph) -> frozenset[int]:
     index, sizes = step.index, step.sizes
     fixed = {layer for first, last in step.known.inseparable for layer in range(first, last + 1)}
     for name, (kind, layer, number) in step.where.items():
-        if index.contexts[index.index[name]].frame:  # of a later loop of a layer
+        if index.contexts[index.index[name]].frame:  # it is in a later loop of a layer
             fixed.add(layer)
         if kind not in ("dO", "dW"):
             continue

@@ -72,7 +72,7 @@ def read_once(step: StepGraph, replica_of_node: Sequence[int | None]) -> dict[st
         if index.ops[i] != _READ or replica is None or context.frame or context.branches:
             continue
         waits_for = frozenset(index.control_preds[i])
-        if any(replica_of_node[before] is not None for before in waits_for):  # of its micro-batch
+        if any(replica_of_node[before] is not None for before in waits_for):  # it waits for its micro-batch
             continue
         handle = index.data_preds[i][0][0]
         if index.names[handle] in written or index.ops[handle] not in ("_Arg", "VarHandleOp"):
@@ -118,8 +118,8 @@ def crossing(step: StepGraph, replica_of_node: Sequence[int | None]) -> set[int]
     for turn in range(max(step.turns) + 1):
         of_turn = [i for i in range(len(index)) if step.turns[i] == turn]
         inside = sum(1 << index.position[i] for i in of_turn)
-        bits: dict[int, int] = {}  # of each replica's ops that depend on data
-        needed: dict[int, int] = {}  # by each replica's ops
+        bits: dict[int, int] = {}  # positions of each replica's ops that depend on data
+        needed: dict[int, int] = {}  # what each replica's ops depend on
         own = {i: replica for i in of_turn if (replica := replica_of_node[i]) is not None}
         for i, replica in own.items():
             needed[replica] = needed.get(replica, 0) | index.reach[i]

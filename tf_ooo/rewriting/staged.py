@@ -235,7 +235,7 @@ class LayerByLayer:
             return rewrite_taken(step, plan)
         try:
             at_rest = plugin.resting(graph_def)
-        except (TypeError, ValueError) as error:  # it returns what has no zero, and does not run either
+        except (TypeError, ValueError) as error:  # the result has no zero, so it cannot rest
             said = f"first_steps='cut': train_step returns what is no number or text: {error}"
             raise OptionsError(said) from error
         return RewriteResult(step.graph, plan.schedule, at_rest, 0, 0, 0.0)

@@ -292,7 +292,7 @@ def _classified(alone: graph_pb2.GraphDef, general: Mapping[str, str], share: fl
         graph = with_list_sizes(with_sizes(graph, alone, KnownShapes(), only_open=True), alone)
     branches = Branches(graph)
     if share != WHOLE:
-        work = dataclasses.replace(device("cpu-core"), launch_s=0.0)  # of what an op does, not of its call
+        work = dataclasses.replace(device("cpu-core"), launch_s=0.0)  # only what an op does, not its call
         seconds = op_seconds(alone, work).seconds
         branches = branch_by_branch(graph, forward_loops(graph, index), seconds, share)
         forward, loops = forward_and_loops(branches.graph, index, branches.joins)
@@ -313,7 +313,8 @@ def _classified(alone: graph_pb2.GraphDef, general: Mapping[str, str], share: fl
 def variable_layers(step: StepGraph) -> dict[str, int]:
     """Return the layer that each variable is used with; none for one that several layers' updates use.
 
-    A slot has its weight's layer; a state or a metric has that of the forward ops it reads or feeds.
+    A slot has its weight's layer; a state or a metric has the highest of the forward ops that use it, or of
+    the ops next to these.
     """
     layers: dict[str, int] = {}
     by_name = {variable.name: variable for variable in step.graph.variables}

@@ -97,7 +97,7 @@ def choose(
     ``tasks`` are ops' tasks by name; ``general`` are names that ops of all micro-batches share; ``outputs``
     are those of all ops.
     """
-    nodes = list(graph_def.node)  # held: protobuf wraps each anew for whoever looks at it
+    nodes = list(graph_def.node)  # a list, since protobuf wraps a node anew at each look
     index = GraphIndex(graph_def)
     copied = {i for i, node in enumerate(nodes) if is_copied(node)}
     left: Counter[tuple[str, str]] = Counter()
@@ -189,7 +189,7 @@ class _Runs(Generic[TaskT]):
     def __init__(self, index: GraphIndex, task_of: Sequence[TaskT | None], copied: Set[int]) -> None:
         self._index, self._task_of, self._copied = index, task_of, copied
         self._waiting = [0] * len(index)
-        self._missing: Counter[TaskT] = Counter()  # edges into a task from others that are not there yet
+        self._missing: Counter[TaskT] = Counter()  # edges into a task from other ops not yet in order
         self._outside: list[int] = []
         self._ready: dict[TaskT, list[int]] = {}
         self._members: dict[TaskT, list[int]] = {}

@@ -180,7 +180,7 @@ class _Copies:
     def __init__(self, step: _Step, graph_def: graph_pb2.GraphDef) -> None:
         self._step, self.graph_def = step, graph_def
         self.copies: dict[str, str] = {}
-        self._devices: dict[tuple[str, TaskKey], list[str]] = {}  # of the copies of an op that a task has
+        self._devices: dict[tuple[str, TaskKey], list[str]] = {}  # the devices of a task's copies of an op
         self.tasks: dict[str, TaskKey] = {}
         self.general: dict[str, str] = {}
 

@@ -56,10 +56,10 @@ def _held_in(model: keras.Model) -> Iterator[tuple[str, Any]]:
 
 def _found_outside(function: Any) -> Mapping[str, Any]:
     """Return what the function finds in its module and in the functions around it, by name."""
-    function = getattr(function, "python_function", function)  # of a tf.function
+    function = getattr(function, "python_function", function)  # a tf.function wraps one
     try:
         names = inspect.getclosurevars(inspect.unwrap(function))
-    except (TypeError, ValueError):  # it is none of Python's, or not filled yet
+    except (TypeError, ValueError):  # it is no Python function, or a cell is empty
         return {}
     return {**names.globals, **names.nonlocals}
 

@@ -101,7 +101,7 @@ class Origins:
         # The values that ops of a graph assign, by the ``id`` of the variable's handle outside of all.
         self._assigned: dict[int, dict[int, list[Any]]] = {}
         self._known: dict[tuple[int, int], int] = {}
-        self._kept: list[Any] = []  # an id is only as good as its tensor lives
+        self._kept: list[Any] = []  # an id is only valid while its tensor lives
         self._calls: dict[tuple[int, int], list[tuple[Any, _Call]]] = {}
 
     def of(self, tensor: tf.Tensor) -> int:

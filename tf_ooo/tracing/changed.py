@@ -44,12 +44,12 @@ class Taped:
     def __init__(self, names: Mapping[int, str] | None = None) -> None:
         self._names = names or {}
         self.began_at: int | None = None
-        self._targets: list[Any] = []  # of each call
+        self._targets: list[Any] = []  # the targets of each call
         # By id: the tensor, held so that no other gets the same id, and the number of its call.
         self._given: dict[int, tuple[Any, int]] = {}
         # These hold the rows' numbers of an embedding's gradient: each part of a batch has other rows.
         self.of_rows: set[int] = set()
-        self._of_data: set[int] = set()  # and gradients of tensors, as of a batch's inputs
+        self._of_data: set[int] = set()  # gradients of tensors, such as a batch's inputs
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:

@@ -104,7 +104,7 @@ class Collecting:
         self._graph: Any = None
         self._number = 0
         self._calls = 0
-        self.notes: list[str] = []  # what is not as in a step on the batch in one
+        self.notes: list[str] = []  # what differs from a step on the batch in one
         self._taped, self._scaled = Taped(), Scaled()
         self.given: list[Given] = []
         # This is called when an optimizer was given a micro-batch's gradients.

@@ -251,7 +251,7 @@ class Unrolled:
             stack.enter_context(self.around_traces(len(batches)))
             for enter in around_first_runs:
                 stack.enter_context(enter())
-            self.source.trace()  # outside: what is made of it belongs to a request, the step itself does not
+            self.source.trace()  # the step is traced outside of a request
             stack.enter_context(self._tracing())
             logs = self.function(len(batches))(batches)[-1]
             nests.synchronize(logs)

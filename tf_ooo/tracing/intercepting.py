@@ -232,7 +232,7 @@ class GradientSlices:
         out = []
         for name, gradient in named:
             whole = not may_slice or isinstance(gradient, tf.IndexedSlices)
-            elements = 0 if whole else gradient.shape.num_elements() or 0  # 0 also where it is open
+            elements = 0 if whole else gradient.shape.num_elements() or 0  # 0 also if it is open
             if elements:
                 self.sizes[name] = elements * gradient.dtype.size
             count = min(self.counts.get(name, 1), elements)

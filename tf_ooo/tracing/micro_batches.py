@@ -76,7 +76,7 @@ def _slices(batch: object, begin: Any, end: Any) -> Any:
         if isinstance(tensor, tf.SparseTensor):
             shape = [end - begin, *tensor.shape[1:]]
             return tf.sparse.slice(tensor, [begin] + [0] * (len(shape) - 1), shape)
-        if getattr(tensor, "shape", None) is None or tensor.shape.rank == 0:  # None: an input is not given
+        if getattr(tensor, "shape", None) is None or tensor.shape.rank == 0:  # None: the input is not given
             return tensor
         return tensor[begin:end]
 

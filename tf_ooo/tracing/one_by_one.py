@@ -51,7 +51,7 @@ class TracedPart:
     def __init__(self, number: int, part: object, draws_anew: bool = False) -> None:
         self._number, self.part, self._draws_anew = number, part, draws_anew
         self._nodes: dict[str, Any] = {}
-        self._earlier: set[str] = set()  # of parts before
+        self._earlier: set[str] = set()  # ops of earlier parts
         self._versions: Any = None
         self.why_not = ""
         self.go_on()
@@ -112,7 +112,7 @@ class TracedPart:
         )
         by_id = {id(tensor): copied for tensor, copied in zip(inside, copies, strict=True)}
         for tensor in inside:
-            by_id[id(tensor)].set_shape(tensor.shape)  # what Python code has said of it
+            by_id[id(tensor)].set_shape(tensor.shape)  # Python code may have set it
         for tensor in wanted:
             if tf.is_tensor(tensor) and tensor.op.name in self._earlier:
                 by_id[id(tensor)] = graph.get_tensor_by_name(renamed.tensor(tensor.name))
@@ -326,7 +326,7 @@ class InTurns:
             return
         writes = Writes(parts.model, traced.part, traced.begin)
         once = writes.once(parts.states.each)
-        if self._turn:  # before, nothing has been updated
+        if self._turn:  # nothing is updated before the first turn
             once.update(self._of_updated_weights())
         self.changed.extend(name for name in writes.by_each(once) if name not in self.changed)
         traced.end(once.union(left_out))

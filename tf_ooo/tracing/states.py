@@ -102,7 +102,7 @@ class States:
         self._kinds: dict[int, str] = {}
         self._variables: dict[int, Any] = {}
         self._assigned: dict[int, _AssignedState] = {}
-        self._sums: dict[int, dict[int, Any]] = {}  # of each replica
+        self._sums: dict[int, dict[int, Any]] = {}  # the sums of each replica
         self._graph: Any = None
         # These are the new values of the held states from the micro-batch that was traced last.
         self.values: list[Any] = []
@@ -251,7 +251,7 @@ class States:
     def add(self, number: int, values: Sequence[Any]) -> None:
         """Add a micro-batch's states, in the scope of its ops."""
         for (key, kind), value in zip(self._kinds.items(), values, strict=True):
-            if kind == ONCE:  # the latest, with which a micro-batch is complete that is looked at alone
+            if kind == ONCE:  # the latest: a micro-batch that is looked at alone needs it
                 self._sums[key] = {0: value}
                 continue
             weighted = value if kind == SUM else times(value, self._split.weights[number])

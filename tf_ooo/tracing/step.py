@@ -97,7 +97,7 @@ class StepFunctions:
         self._each: set[str] = set()
 
     def __call__(self, batch: object) -> Any:
-        while True:  # each of these comes of a trace, and none twice
+        while True:  # each error asks for another trace, and none comes twice
             try:
                 return self._run(batch)
             except TurnsNeeded as error:
@@ -155,7 +155,7 @@ class StepFunctions:
             self.check_captures(function.get_concrete_function().captured_inputs)
         except (CopiesNeeded, TurnsNeeded, NotHeld):
             raise
-        except Exception as error:  # user's code may need the number, too; what else is wrong is raised again
+        except Exception as error:  # user's code may need the number too; other errors come again
             _LOG.debug("each number of rows is traced by itself", exc_info=error)
             self.seen = None
             return False
@@ -258,7 +258,7 @@ def whole_logs(
         how = _reducing(values, split) if last.shape.rank == 0 else ""
         if how:
             return _REDUCES[how](tf.stack(values), 0)
-        if not _reads_data(last):  # of weights, constants, what all micro-batches have counted
+        if not _reads_data(last):  # computed from weights, constants or common counts
             if _may_count_rows(last, split.kind(split.count - 1)):
                 note(
                     f"the log {name or last.op.name} may be of the last micro-batch's rows alone; {_WAY_OUT}"

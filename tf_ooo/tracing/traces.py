@@ -163,7 +163,7 @@ def differ(step: Callable[..., Any], other: Callable[..., Any], args: Any, kwarg
         return False
     try:
         traced, again = (function.get_concrete_function(*args, **kwargs) for (function,) in functions)
-    except Exception:  # of the user's code: the call that follows raises it
+    except Exception:  # the user's error: the call that follows raises it
         return False
     captured = traced.captured_inputs, again.captured_inputs
     if len(captured[0]) != len(captured[1]) or not all(map(_same_tensor, *captured)):
@@ -221,7 +221,7 @@ class _Contents:
         if function is None:
             return name
         if name not in self._known:
-            self._known[name] = 0  # a function that calls itself
+            self._known[name] = 0  # a function may call itself
             inputs = [argument.name for argument in function.signature.input_arg]
             returned = [function.ret[argument.name] for argument in function.signature.output_arg]
             self._known[name] = hash(self.of_nodes(function.node_def, inputs, returned))

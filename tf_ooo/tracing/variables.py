@@ -162,7 +162,7 @@ class Moved:
         """
         lost = []
         gone: set[str] = set()
-        while self._before:  # one leaves it when it is back: who interrupts this may call again
+        while self._before:  # restored ones leave it, so that an interrupted call may be repeated
             variable, old = self._before[-1]
             moved = keras_variables.value_of(variable)
             taken = _taken(variable, old, reachable, gone)
@@ -291,7 +291,7 @@ def build(model: keras.Model, optimizers: Sequence[Any], train_step: Any, iterat
         return
     if model.run_eagerly and model.weights:
         return
-    step = tf_functions.undecorated(train_step)  # whose trace would stay, and average nothing
+    step = tf_functions.undecorated(train_step)  # its trace would stay, and average nothing
     try:
         tf_functions.concrete_function(lambda data: step(data), [iterator.element_spec])
     except Exception as error:

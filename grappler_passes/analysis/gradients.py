@@ -371,7 +371,7 @@ class GradientFlow(ValueFlow):
 
 
 def may_equal(shape: tuple[int | None, ...] | None, wanted: tuple[int, ...] | None) -> bool:
-    """Return whether a shape of known rank equals ``wanted``, unknown sizes counting as equal."""
+    """Return whether a shape of known rank may equal ``wanted``: unknown sizes count as equal."""
     if shape is None or wanted is None or len(shape) != len(wanted):
         return False
     return all(a is None or a == b for a, b in zip(shape, wanted, strict=True))

@@ -20,7 +20,7 @@ ARGUMENT = "_Arg"
 
 @dataclass(frozen=True)
 class OutputInfo:
-    """Holds a dtype name (``float32``), shape (None: unknown, also within), and bytes per element."""
+    """Holds dtype name (``float32``), shape (None for unknown rank or size), and bytes per element."""
 
     dtype: str
     shape: tuple[int | None, ...] | None

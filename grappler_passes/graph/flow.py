@@ -34,12 +34,12 @@ ON_THE_WAY = frozenset({"Identity", "Reshape", "Cast", "Mul", "RealDiv"})
 
 
 def several(bits: int) -> bool:
-    """Return whether there is more than one element."""
+    """Return whether a set has more than one element."""
     return bool(bits & (bits - 1))
 
 
 def bits_of(bits: int) -> Iterator[int]:
-    """Yield the elements, smallest first."""
+    """Yield the numbers in a set, smallest first."""
     while bits:
         low = bits & -bits
         yield low.bit_length() - 1
@@ -56,7 +56,7 @@ def memberships(groups: Iterable[Iterable[int]]) -> dict[int, int]:
 
 
 def union(sets: Iterable[int]) -> int:
-    """Return all elements of all sets."""
+    """Return the elements of all sets as one set."""
     return functools.reduce(operator.or_, sets, 0)
 
 
@@ -94,7 +94,7 @@ class FlowGraph:
 
     @cached_property
     def targets(self) -> list[list[int]]:
-        """Return the consumers of each node's outputs, gates looked through."""
+        """Return the consumers of each node's outputs, seen through gates."""
         return _targets([[edge.source for edge in edges] for edges in self.data])
 
     @cached_property

@@ -136,7 +136,7 @@ def _like(structure: object, values: Sequence[_Spec]) -> Specs:
 
 
 def nested(make: Callable[[Any], Any], value: Any) -> Any:
-    """Return what is made of a value, or of each in a list or dictionary."""
+    """Apply the function to a value, or to each one in a list or dictionary."""
     if isinstance(value, dict):
         return {key: make(each) for key, each in value.items()}
     return list(map(make, value)) if isinstance(value, list) else make(value)

@@ -352,7 +352,7 @@ class Averaging:
     def _is_reduced(
         self, origins: Origins, grad: tf.Tensor | tf.IndexedSlices, variable: keras.Variable
     ) -> bool:
-        """Say whether the step has reduced a gradient; False if it runs eagerly. BackendError: in part."""
+        """Say whether the step has reduced a gradient; False if eager. BackendError: only in part."""
         origin = origins.gradient(grad)
         part = origins.reduced_part(grad) if origin == OWN | REDUCED else ""
         if part:

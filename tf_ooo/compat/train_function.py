@@ -311,8 +311,7 @@ def rest_of_test_step(model: keras.Model) -> Callable[[Any, Any], Any]:
 def batches_of(model: keras.Model, kind: Kind, given: Any) -> tuple[list[Any], Any]:
     """Return the batches that a call of a test or predict function takes, and their spec, None if unknown.
 
-    ``given`` is what Keras calls the function with, an iterator; Keras 3's ``predict`` gives the batches
-    themselves.
+    ``given`` is what Keras calls the function with: an iterator, or in Keras 3's ``predict`` the batches.
     """
     if kind == "predict" and isinstance(given, list):
         return given, None

@@ -1,4 +1,4 @@
-"""Runs ``model.fit`` on several processes with a pipeline each: ranks in step, around its steps."""
+"""Runs ``model.fit`` on several processes, each with a pipeline; ranks are kept in step around its steps."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ReplicatedPipelineMode:
         self._stock: Any = None  # that gradients are averaged of
 
     def join(self) -> Engine:
-        """Return the ranks. BackendError: not as many as ``replicas``, or that cannot have a pipeline
+        """Return the ranks. BackendError: their number is not ``replicas``, or they cannot have a pipeline
         each."""
         if resolved_name(self.options.engine) == "collectives":  # before they wait for each other
             raise BackendError(_BY_HOROVOD)
@@ -72,7 +72,8 @@ class ReplicatedPipelineMode:
         self.pipeline.check(model, steps)
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training:
-        """Return the pipeline's steps, as many as all ranks run; one rank alone is a pipeline."""
+        """Return the pipeline's training, with equally many steps on all ranks; one rank is a plain
+        pipeline."""
         fit, own = self.pipeline.fit_of(model, steps), self.pipeline.plans.own
         engine, averaging = self.pipeline.plans.ranks.engine, self.pipeline.plans.ranks.averaging
         if averaging is None:
@@ -90,5 +91,5 @@ class ReplicatedPipelineMode:
         return ranks
 
     def describe(self) -> Report:
-        """This rank's pipeline."""
+        """Return the report of this rank's pipeline."""
         return self.pipeline.describe()

@@ -131,9 +131,8 @@ def check_costs(costs: CostTable, names: Sequence[str]) -> None:
 def _between_ops(step: StepGraph, profile: OpProfile, timed_s: Sequence[float]) -> float:
     """Return the step's seconds over the sum of its ops' seconds: the rest is time between ops.
 
-    A ratio below 1, from ops that ran side by side, counts as 1, unless steps were timed without the
-    profiler, which delays small ops most.  The shortest step counts: other work on the machine only makes
-    steps longer.
+    A ratio below 1, from ops side by side, counts as 1, unless steps were timed without the profiler, which
+    delays small ops most.  The shortest step counts: other work on the machine only makes steps longer.
     """
     ops_s = sum(value for name, value in profile.seconds.items() if name in step.index.index)
     step_s = min([profile.step_s, *timed_s])

@@ -47,8 +47,8 @@ def fastest_first(asked: Sequence[tuple[Policy, Problem]], step_time: StepTime =
 
     Each is planned without the limit first, which takes little time.  The search within it (leaner schedules,
     layers that run again) takes policies that plan quickly first, then the others, each group from the
-    fastest on.  It leaves out those that even without the limit are less than 0.5% faster than the best found
-    within it.
+    fastest on.  Policies that without the limit are less than 0.5% faster than the best found within it are
+    left out.
     """
     free = [
         tried(policy, dataclasses.replace(problem, memory_limit_bytes=NO_LIMIT, recompute=NONE), step_time)

@@ -15,8 +15,7 @@ NAME = "zb_h2"
 
 
 def make(problem: Problem) -> Schedule:
-    """Make it; its bubble is (p - 1)(F + dO - 2 dW) on p equal stages where dW <= F, 2 dW <= F + dO, m >= 2p
-    - 1.
+    """Return ZB-H2; on p equal stages its bubble is (p - 1)(F + dO - 2 dW).
 
     That holds if dW <= F, 2 dW <= F + dO and m >= 2p - 1, for repeated steps: device i begins and ends later
     than device 0, and only its own updates hold its next step back.  The peak is 2p - 1 activations. For m <=

@@ -71,7 +71,7 @@ def _refused(schedule: Schedule) -> Iterator[str]:
 
 
 def _misplaced(schedule: Schedule) -> Iterator[str]:
-    """Yield each task that is on no rank, on two, or missing."""
+    """Yield in words what is on no rank, on two, or missing."""
     if [rank for rank, _ in schedule.lanes] != list(range(schedule.devices)):
         yield f"it has the lanes {list(schedule.lanes)}; a rank has one, and each rank has one"
     rank_of, kinds = dict[int, int](), dict[tuple[int, int], set[str]]()

@@ -130,7 +130,7 @@ def _may_ride(step: FlatStep, graph: TrainingGraph, name: str) -> bool:
 
 
 def _early_part(step: FlatStep, graph: TrainingGraph, name: str, port: Port) -> set[str] | None:
-    """Return the ops that only ``name`` needs, or None if it waits for backward elsewhere."""
+    """Return other ops that ``name`` needs and nothing else does, or None if it waits for backward."""
     operands = [producer for producer, number in step.data_inputs(name) if (producer, number) != port]
     before = (graph.ops.get(name) for name in step.above(operands))
     if any(op is not None and op.kind in (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD) for op in before):

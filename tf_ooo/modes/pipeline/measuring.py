@@ -47,8 +47,8 @@ class Beginning(Training):
         if plans.planned_from is not None:
             steps.experiment.enter(Planned(steps, plans.plan_from(*plans.planned_from)))
         elif steps.never_whole and len(rows) > _TAKEN_APART:
-            # That many are enough to know all; the whole step takes many times as long to trace.  One replica
-            # is enough for there to be a sum.
+            # These micro-batches tell everything; the whole step takes many times as long to trace.  One
+            # replica suffices, so that gradients are summed.
             measuring = Measuring(steps, batch, Division(_TAKEN_APART), 1)
             steps.experiment.enter(measuring)
             parts = parts_of(batch, (sum(rows[:_TAKEN_APART]), sum(rows[_TAKEN_APART:])))

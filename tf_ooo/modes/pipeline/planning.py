@@ -342,7 +342,7 @@ class Limit:
 
     @classmethod
     def of_devices(cls, sizes: Sequence[int], said: str, *, reported: bool = False) -> Limit:
-        """Make the limit of devices that have so much each; ``sizes`` has no gaps."""
+        """Return the limit of devices that have so many bytes each; ``sizes`` must not be empty."""
         most_bytes, less_bytes = most_and_less(sizes)
         return cls(most_bytes, said, reported, less_bytes)
 

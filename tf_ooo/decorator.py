@@ -54,8 +54,7 @@ class OOOFunction:
 
     @property
     def stock(self) -> Any:
-        """Return the ``tf.function`` in TensorFlow's own order; a ``tf.Module`` saves it under a name of its
-        own.
+        """Return the ``tf.function`` in TensorFlow's own order, for a ``tf.Module`` to save it.
 
         >>> module.saved_step = module.step.stock
         >>> tf.saved_model.save(module, "folder")

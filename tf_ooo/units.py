@@ -101,8 +101,7 @@ def sizes_text(sizes: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True)
 class Places:
-    """Names the places of ops, such as ``weight gradient of conv2d``; ops of no layer by the end of their
-    name."""
+    """Names places of ops, such as ``weight gradient of conv2d``; ops of no layer by their name's end."""
 
     of: Mapping[str, str]
 

@@ -196,8 +196,7 @@ class StepTimes:
         return f"{timed} of {len(samples) * self.profile_steps} steps timed"
 
     def shown(self) -> str:
-        """Return the medians, ``stock 12.00 ms, rewritten 11.00 ms``, then ``again: ...`` for the two timed
-        again."""
+        """Return the medians, ``stock 12.00 ms, rewritten 11.00 ms``, then those of a second timing."""
         return "; again: ".join(_medians_text(turns.leading()) for turns in self._rounds)
 
 

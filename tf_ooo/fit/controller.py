@@ -214,8 +214,7 @@ class StepController:
         return Turn(outputs, seconds, traced, kind=(nests.shapes_of(call), samples))
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Trace both now, so that neither sees what a callback changes in Python after the first step, as in
-        stock.
+        """Trace both now, so that changes that callbacks make in Python after the first step affect neither.
 
         Only one of the two runs from now on if the step draws from random state held by an op.
         """

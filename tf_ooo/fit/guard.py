@@ -45,8 +45,7 @@ _FILES = (".keras", ".h5")
 
 
 def replacing(save: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``Model.save``, ``save_weights`` or ``export``, changed to write beside the path and then
-    rename."""
+    """Return ``Model.save``, ``save_weights`` or ``export``, changed to write beside and then rename."""
 
     @functools.wraps(save)
     def call(*args: Any, **kwargs: Any) -> Any:

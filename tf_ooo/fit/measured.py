@@ -88,8 +88,7 @@ def tied_bytes(step: StepGraph) -> tuple[list[float], list[float], list[float]]:
 def _with_tied(
     layer: LayerCosts, copies_bytes: float, gradients_bytes: float, made_here_bytes: float
 ) -> LayerCosts:
-    """Return the layer with these bytes added; gradients count from F on, which overestimates memory a
-    little."""
+    """Return the layer with these bytes added; gradients count from F on, a slight overestimate."""
     return dataclasses.replace(
         layer,
         activation_bytes=layer.activation_bytes + copies_bytes + gradients_bytes,

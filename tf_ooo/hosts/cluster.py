@@ -82,8 +82,7 @@ class Cluster:
 
     @cached_property
     def link(self) -> Link | None:
-        """Return the link of first and last task, assumed for all; measured when first used; None: one
-        task."""
+        """Return the link of first and last task, assumed for all, measured on demand; None: one task."""
         if len(self.devices) < 2:
             return None
         return with_runtime(measure_device_link(self.devices[0], self.devices[-1]), self.devices)

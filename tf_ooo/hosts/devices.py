@@ -37,8 +37,7 @@ _ACCEPTED = "an int, a list of device names such as ['CPU:0', 'CPU:1'], or a clu
 
 
 def is_cluster(text: object) -> bool:
-    """Return whether ``devices=`` is a list of addresses, ``"host1:2222,host2:2222"``, not
-    ``"CPU:0,CPU:1"``."""
+    """Return whether ``devices=`` lists addresses, ``"host1:2222,host2:2222"``, not ``"CPU:0,CPU:1"``."""
     return isinstance(text, str) and all(
         _ADDRESS.fullmatch(part) and not _DEVICE.fullmatch(part) for part in map(str.strip, text.split(","))
     )

@@ -94,8 +94,7 @@ def _computed(given: Any, message: Any = None) -> Any:
 
 
 def _sends(sender: str, receiver: str, messages: int) -> Callable[[Any], Any]:
-    """Return a function that computes equally often for any number of messages, and sends that many
-    results."""
+    """Return a function that computes equally often for any number of messages, and sends so many."""
 
     def function(given: Any) -> Any:
         with tf.device(sender):

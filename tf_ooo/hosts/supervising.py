@@ -81,8 +81,7 @@ class _Attempt:
         ]
 
     def wait(self, told: Sequence[str]) -> int | None:
-        """Return the script's exit status, or None after a signal (``told``); a lost worker allows a
-        minute."""
+        """Return the script's exit status, or None after a signal; after a lost worker wait a minute."""
         deadline_s = float("inf")
         while self.script.poll() is None:
             if told:

@@ -15,8 +15,7 @@ AUTO = "auto"
 
 
 class Options:
-    """Holds a mode and its options by name: ``Options(mode="pipeline", devices=4)`` is
-    ``Pipeline(devices=4)``.
+    """Holds a mode and its options: ``Options(mode="pipeline", devices=4)`` is ``Pipeline(devices=4)``.
 
     The fields of the mode's own options can be read here, too.
 

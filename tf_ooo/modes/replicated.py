@@ -42,8 +42,7 @@ class ReplicatedPipelineMode:
         self._stock: Any = None  # that gradients are averaged of
 
     def join(self) -> Engine:
-        """Return the ranks. BackendError: their number is not ``replicas``, or they cannot have a pipeline
-        each."""
+        """Return the ranks. BackendError: they are not ``replicas`` many, or cannot have a pipeline each."""
         if resolved_name(self.options.engine) == "collectives":  # before they wait for each other
             raise BackendError(_BY_HOROVOD)
         engine = choose_engine(self.options.engine)
@@ -72,8 +71,7 @@ class ReplicatedPipelineMode:
         self.pipeline.check(model, steps)
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training:
-        """Return the pipeline's training, with equally many steps on all ranks; one rank is a plain
-        pipeline."""
+        """Return the pipeline's training, with equally many steps on all ranks; one rank is a pipeline."""
         fit, own = self.pipeline.fit_of(model, steps), self.pipeline.plans.own
         engine, averaging = self.pipeline.plans.ranks.engine, self.pipeline.plans.ranks.averaging
         if averaging is None:

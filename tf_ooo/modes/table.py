@@ -1,5 +1,4 @@
-"""Defines the table of modes: the options of each, and what trains by them. Only this file names the
-modes."""
+"""Defines the table of modes: the options of each, and what trains by them. Only this file names modes."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ def function_controller(
     report: Report,
     on_decided: Callable[[], None],
 ) -> StepController:
-    """Return the controller of a decorated function, ``compiled`` by XLA or not. OOOError: no rewrite is
-    possible."""
+    """Return the controller of a decorated function. OOOError: it cannot be rewritten."""
     if compiled:
         from tf_ooo.compat import tf_functions
         from tf_ooo.modes.compiled.controller import for_function

@@ -178,8 +178,7 @@ class Report(
 
     @property
     def mood(self) -> str:
-        """Return ``good`` if steps are surely faster, ``back`` if they are not faster, ``plain`` if
-        unsure."""
+        """Return ``good`` for surely faster steps, ``back`` for stock or slower ones, else ``plain``."""
         gains = [gain for gain in (self.ranks_gain, self.gain) if gain is not None]
         first = self.gain_over_first
         runs = self.planned is not None or self.way or self.alone_s

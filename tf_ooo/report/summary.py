@@ -254,7 +254,7 @@ def _predicted_text(report: Report) -> str:
 
 
 def _comparison_text(report: Report) -> str:
-    """Say how many steps the test took, and its interval."""
+    """Say how many steps the test took, and the seconds besides."""
     if not report.compared_steps:
         return ""
     took_s, several = report.profiling_overhead_s, report.mode == "data_parallel"

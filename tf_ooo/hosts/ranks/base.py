@@ -126,8 +126,7 @@ class Engine(ABC):
 
     @abstractmethod
     def combine(self, packed: tf.Tensor, name: str, op: str, like: tf.Tensor) -> tf.Tensor:
-        """Return a dense gradient of all ranks in the type of ``like``; ``packed``: this rank's, as it is
-        sent."""
+        """Return all ranks' dense gradient in the type of ``like``; ``packed``: this rank's, as sent."""
 
     @abstractmethod
     def gather_rows(self, slices: tf.IndexedSlices, name: str) -> tuple[tf.Tensor, tf.Tensor]:

@@ -126,8 +126,7 @@ class CollectiveEngine(Engine):
         )
 
     def _key_of(self, text: str) -> int:
-        """Return the first of a tensor's keys, one per power: equal on all ranks, however often each
-        traces."""
+        """Return the first of a tensor's keys, one per power: equal on all ranks, in every trace."""
         block = zlib.crc32(text.encode()) % _BLOCKS
         while self._keys.setdefault(block, text) != text:
             block = (block + 1) % _BLOCKS

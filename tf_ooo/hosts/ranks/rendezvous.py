@@ -72,8 +72,7 @@ class Meeting:
         return Roll(0, everyone, lines, self.limit_s)
 
     def join(self, where: Callable[[], str]) -> Roll:
-        """Return another rank's roll once all have come; ``where``: rank 0's address, empty if unknown
-        yet."""
+        """Return another rank's roll once all have come; ``where``: rank 0's address, empty if unknown."""
         deadline_s = time.monotonic() + self.limit_s
         while (asked := self._asked(where())) is None:
             if time.monotonic() > deadline_s:

@@ -77,8 +77,7 @@ def activations_to_store(
 
 
 def holds_of(calls: Sequence[Call]) -> list[Barrier]:
-    """Return a barrier for each call that waits for more than its inputs; only its first input goes through
-    it."""
+    """Return a barrier, through its first input, for each call that waits for more than its inputs."""
     return [
         Barrier(f"{call.name}_after", (call.region.inputs[0], *call.waits_for), (call.name,))
         for call in calls

@@ -134,8 +134,7 @@ def _optimizer(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
 
 
 def _without_rates(config: Any) -> Any:
-    """Remove learning rates, which are broadcast as variables, but not schedules; also in nested
-    optimizers."""
+    """Remove learning rates, also of nested optimizers: these are broadcast, but schedules are not."""
     if not isinstance(config, dict):
         return config
     return {

@@ -133,8 +133,7 @@ class CompiledSteps:
         return [self._called[key] for key in keys]
 
     def _traced(self, count: int, batch: Any, zeros: list[Any]) -> tuple[Any, graph_pb2.GraphDef]:
-        """Return a trace for batches of a spec, and its graph as TensorFlow would run it, without running
-        it."""
+        """Return a trace for batches of a spec, and its graph as TensorFlow would run it; nothing runs."""
         if not self._source.trace().may_be_copied:
             raise GraphError("the step keeps random numbers, or messages in a loop, to itself")
         request = request_to_take(self._source.model)

@@ -46,8 +46,7 @@ class Averaged:
 
 
 class DataParallelMode:
-    """Keeps ranks that train together; nothing falls back silently: without averaging there is no
-    training."""
+    """Keeps ranks that train together; nothing falls back: without averaging there is no training."""
 
     keeps_stock = False
     compiles = False
@@ -73,8 +72,8 @@ class DataParallelMode:
         self._compiles = self.options.compiles_tasks(as_keras, [home_device()])
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training | None:
-        """Begin on all ranks; a single one trains in stock order.  OptionsError: a named schedule, run
-        eagerly."""
+        """Begin on all ranks; a single one trains in stock order. OptionsError: eager with a named
+        schedule."""
         engine, averaged = self.join(), self.averaged
         if engine.size == 1:
             self._report = self._new_report(model, engine)

@@ -258,7 +258,7 @@ def request_to_look(model: keras.Model) -> RewriteRequest[PassResult]:
 
 @dataclass(frozen=True)
 class Taken:
-    """Holds a graph that TensorFlow handed over; ``graph_def`` is a copy of it in which no op has run."""
+    """Holds a graph that TensorFlow handed over; ``graph_def``: its replacement, in which no op runs."""
 
     taken: graph_pb2.GraphDef
     graph_def: graph_pb2.GraphDef

@@ -279,8 +279,7 @@ class RanksInStep(Training):
             _LOG.warning("%s; that was after the last epoch: the weights hold all of its updates", who)
 
     def _share_without_a_step(self) -> bool:
-        """If all epochs were trained before, have the others take over rank 0's restored state, if they
-        can."""
+        """If all epochs were trained before, have other ranks take over rank 0's restored state."""
         optimizers = variables.optimizers_of(self.model)
         variables.build_optimizer(self.model)
         shared = variables.shared_variables(self.model, optimizers)

@@ -129,8 +129,7 @@ class ScheduledSteps:
         return self.experiment.run(batches)
 
     def watched(self) -> Watched | None:
-        """Return what a profile shows, once the comparisons are over; of several steps in one function the
-        last."""
+        """Return what a profile shows once comparisons are over; of several steps together the last."""
         return None if self._alone_is_next else self.experiment.phase.watched()
 
     def close(self) -> None:
@@ -151,8 +150,7 @@ class ScheduledSteps:
             self.experiment.enter(self._profiling())
 
     def take(self, plan: Planned, single: Single) -> None:
-        """Take turns with the stock order from now on; if no turns are taken, run the plan if it should
-        gain."""
+        """Take turns with the stock order from now on; without turns, run the plan if it should gain."""
         report, options = self.report, self.options
         if plan.failed:
             self.cannot_order(f"no plan: {plan.failed}")

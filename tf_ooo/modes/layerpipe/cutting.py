@@ -84,8 +84,7 @@ class CutPass(Pass):
     def postconditions(
         self, before: graph_pb2.GraphDef, result: PassResult, training_graph: TrainingGraph | None
     ) -> None:
-        """Raise VerifyError unless each op is in one round, unchanged, and reads other rounds from
-        registers."""
+        """Raise VerifyError unless each op is in one round, unchanged, and reads others by registers."""
         old, new, rounds = _by_name(before), _by_name(result.graph_def), self.rounds
         for name in old.keys() - new.keys() - rounds.frozen:
             raise VerifyError(name, "kept", "it is in no round")
@@ -154,8 +153,7 @@ class RoundPass(Pass):
     def postconditions(
         self, before: graph_pb2.GraphDef, result: PassResult, training_graph: TrainingGraph | None
     ) -> None:
-        """Raise VerifyError unless exactly these ops are left, unchanged except for dropped control
-        inputs."""
+        """Raise VerifyError unless exactly these ops are left, unchanged but for control inputs."""
         old, new = _by_name(before), _by_name(result.graph_def)
         for name in old.keys() | new.keys():
             if (name in new) != (name in old and self._is_in(name)):

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 def frozen_weights(model: keras.Model, traced: Traced) -> frozenset[str]:
     """Return the placeholders of a model's weights that the step only reads; not of single numbers.
 
-    Callbacks may set single numbers, such as the share of a loss, between batches: they are read anew in each
-    round.
+    Callbacks may set single numbers, such as a loss's share, between batches: each round reads them anew.
     """
     written = {state for access in accesses(traced.index) if access.writes for state in access.states}
     weights = (variable for variable in model.weights if len(variable.shape))
@@ -174,8 +173,7 @@ def delays_of(traced: Traced, rounds: Rounds) -> Delays:
 
 
 class _Cuts:
-    """Finds the inputs of each node, and ``rows`` of registers for them: (number, depth) by tensor and
-    device."""
+    """Finds each node's inputs, and ``rows`` of registers for them: (number, depth) by tensor and device."""
 
     def __init__(self, traced: Traced, rounds: Rounds) -> None:
         self.traced, self.rounds = traced, rounds

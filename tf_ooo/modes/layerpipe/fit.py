@@ -96,8 +96,7 @@ class LayerPipeMode:
         return SingleEngine()
 
     def check(self, model: keras.Model, steps: int | None) -> None:
-        """Raise BackendError for missing devices or a model that cannot be spread, OptionsError for
-        options."""
+        """Raise BackendError for missing devices or an unsuitable model, OptionsError for options."""
         check_model(model, self.options.mode)
         self.distributed.place(model, self.options.devices)
         if len(self.distributed.target.devices) == 1:

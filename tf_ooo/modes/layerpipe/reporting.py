@@ -107,8 +107,7 @@ def _ways_bytes(costs: CostTable, stages: Stages) -> dict[str, float]:
 
 
 def _stashed(stages: Stages, layer: int) -> int:
-    """Return the versions of a layer's weights that wait for dO on each of its processors, less a sent
-    one."""
+    """Return the versions of a layer's weights that wait for dO on each processor, less a sent one."""
     of, home = stages.of, stages.of["dW", layer]
     processors = {of[kind, layer] for kind in ("dO", HIGH) if kind == "dO" or layer in stages.shares}
     behind = (stages.backward_round_on(at) - stages.read_round(layer) - (at != home) for at in processors)
@@ -132,8 +131,7 @@ def fill_spread(report: Report, spread: Spread) -> None:
 
 
 def version_bytes(spread: Spread) -> dict[str, int]:
-    """Return the bytes of earlier weights in registers, of averages and frozen copies, and of sent
-    weights."""
+    """Return the bytes of earlier weights in registers, of averages, of frozen copies, of sent weights."""
     traced, weights = spread.traced, spread.ticks.weights
     stash = sent = 0
     of_weights = from_weights(traced, spread.rounds.delay_steps)

@@ -48,8 +48,7 @@ class Stages:
         return 2 * self.stages_after(layer)
 
     def read_round(self, layer: int) -> int:
-        """Return the round in which the forward pass reads weights: a round earlier if they come from
-        afar."""
+        """Return the round in which the forward pass reads weights, earlier if they come from afar."""
         return self.of["F", layer] - (self.of["F", layer] != self.of["dW", layer])
 
     def round_of(self, kind: str, layer: int) -> int:
@@ -246,8 +245,7 @@ class Retiming:
         return targets | self._with_their_writes(targets)
 
     def _read_after_update(self) -> Iterable[tuple[str, int]]:
-        """Yield reads of weights that see the step's update, as an average of weights does, with their
-        layers."""
+        """Yield reads of weights that see the step's update, as an average does, with their layers."""
         updated: set[str] = set()
         for access in self._accesses:
             for state in access.states & self.weights.keys():
@@ -257,8 +255,7 @@ class Retiming:
                     yield access.name, self.weights[state]
 
     def _with_their_writes(self, targets: Mapping[str, int]) -> dict[str, int]:
-        """Return the rounds of accesses to states that a step reads and writes in several places, such as
-        seeds.
+        """Return rounds of accesses to states that a step reads and writes in several places, as seeds.
 
         All are in the round of the earliest, so that a batch reads what earlier batches have written.  The
         count of steps goes on when a batch comes in: updates read the number of their batch.
@@ -282,8 +279,7 @@ class Retiming:
         return moved
 
     def _after_their_reads(self, at: Mapping[str, int]) -> dict[str, int]:
-        """Delay updates that would come too early, as their weight is read later than planned (an
-        embedding)."""
+        """Delay updates that would come too early, as their weight is read late (an embedding)."""
         early: dict[int, int] = {}
         for handle, delay in self._delays_of_weights(at).items():
             layer = self.weights[handle]
@@ -307,8 +303,7 @@ class Retiming:
         return {handle: writes[handle] - reads[handle] for handle in writes.keys() & reads.keys()}
 
     def _settled(self, targets: Mapping[str, int]) -> dict[str, int]:
-        """Return rounds in which every op comes after its inputs: later if needed; shapes when they are
-        needed."""
+        """Return rounds in which no op precedes its inputs; shapes come when they are needed."""
         index = self.traced.index
         latest: dict[str, int] = {}
         for name, i in reversed(self._order.items()):
@@ -329,8 +324,7 @@ class Retiming:
         return settled
 
     def _check(self, at: Mapping[str, int], delay_steps: Mapping[str, int]) -> None:
-        """Check that each update is 2 S(l) rounds after the weight was read, other states read where
-        written."""
+        """Check that updates are 2 S(l) rounds after the weight was read, other reads where written."""
         for handle, delay in delay_steps.items():
             if delay != self.stages.delay_steps(self.weights[handle]):
                 names = {each.handle: each.name for each in self.traced.graph.variables}

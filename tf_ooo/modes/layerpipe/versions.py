@@ -123,8 +123,7 @@ class _Later:
             self.inputs.setdefault(node.name, list(node.input))[place] = tensor(copy, port)
 
     def _round(self, handle: str, processor: int) -> int:
-        """Return the round in which a processor's backward passes read a variable: earlier if it is far
-        away."""
+        """Return the round in which a processor's backward passes read a variable, earlier if far away."""
         away = self.stages.of["dW", self.weights[handle]] != processor
         return self.stages.backward_round_on(processor) - away
 

@@ -1,5 +1,4 @@
-"""Compares steps on two joined micro-batches with the mean of the steps on each, now and later in
-training."""
+"""Compares steps on two joined micro-batches with the mean of the steps on each, now and later."""
 
 from __future__ import annotations
 
@@ -144,8 +143,7 @@ class Comparison:
         return [pair for pair, _ in pairs], [each for _, each in pairs]
 
     def difference(self, compared: Sequence[Compared], earlier: Sequence[Compared] = ()) -> str:
-        """Say how batches differ from their micro-batches, relative to ``earlier`` ones; empty: not at
-        all."""
+        """Say how batches differ from their micro-batches, beyond ``earlier`` ones; empty: not at all."""
         if compared and min(pair.outputs_off for pair in compared) > self._rounding:
             return "the outputs for two micro-batches in one are not those for each by itself"
         if not self.exact or not compared:
@@ -337,7 +335,7 @@ def off(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _reversed(batch: object) -> Any:
-    """Return the batch with its rows in reverse order; sparse parts stay as they are."""
+    """Return the batch with its rows in reverse order; a batch with sparse parts stays as it is."""
     parts = tf.nest.flatten(batch)
     if not all(isinstance(part, tf.Tensor) for part in parts):
         return batch

@@ -121,8 +121,7 @@ class LookedAt:
 
     @property
     def counters(self) -> dict[str, Any]:
-        """Return scalar integers, except states, on which loss or gradients depend, such as a count of
-        steps."""
+        """Return scalar integers, no states, on which loss or gradients depend, as a count of steps."""
         states, paths = set(map(id, self.states.values())), _paths_of(all_variables(self._model))
         counters = {
             paths.get(id(number.handle)) or keras_variables.unique_name_of(number): number

@@ -114,8 +114,7 @@ class PipelineSteps:
         return functions
 
     def placing(self, what: str, traced: bool) -> AbstractContextManager[Any]:
-        """Say that the step is placed, also ``traced``; at first also how long that takes and when it
-        pays."""
+        """Say that the step is placed, also ``traced``; at first with how long it takes and when it pays."""
         first_s, self.first_s = self.first_s, 0.0
         about_s = timing.placing_s(first_s) + (first_s if traced else 0.0)
         stock_s = self.report.baselines_s.get(ONE_DEVICE)

@@ -41,8 +41,7 @@ def quickest(stages: StagedLayers, candidates: Sequence[Schedule], cost: Cost = 
 
 
 def fastest(problem: Problem, candidates: Sequence[Schedule], cost: Cost = makespan_s) -> Schedule:
-    """Return the cheapest within the memory limit, else the one of least memory; ties go to the shortest
-    span."""
+    """Return the cheapest within the memory limit, else the leanest; ties go to the shortest span."""
 
     return min(candidates, key=lambda schedule: _order(problem, schedule, cost))
 

@@ -131,8 +131,7 @@ class _LaneSearch:
                 yield _Order(lanes, times, node)
 
     def _moves(self, here: _Order) -> Iterator[tuple[int, int, int]]:
-        """Yield moves (lane, from, to): swaps at the ends of blocks, dW behind and others before their
-        block."""
+        """Yield moves (lane, from, to): swaps at the ends of blocks, dW behind, others before their block."""
         for number, first, last in self._blocks(here):
             lane = here.lanes[number]
             places = range(first, last + 1)
@@ -183,8 +182,7 @@ def placements(seconds: Floats, devices: int) -> Iterator[Ints]:
 
 @dataclass
 class _Balancing:
-    """Balances loads, as shares of their mean over all devices: all three kinds, F, dO; shape (3,
-    devices)."""
+    """Balances loads, relative to their mean over devices: all three kinds, F, dO; shape (3, devices)."""
 
     seconds: Floats
     devices: int

@@ -164,8 +164,7 @@ class _CutSearch:
         self.same = self._same_layer()
 
     def _same_layer(self) -> tuple[Ints, Ints]:
-        """Return the pairs of cuts that fit together in one layer: one order of tasks, one cut inside its
-        dO."""
+        """Return the pairs of cuts that fit together in one layer: one task order, one cut in its dO."""
         by_order: dict[tuple[int, tuple[str, ...]], list[int]] = {}
         for index, cut in enumerate(self.line.cuts):
             if cut.order:

@@ -1,5 +1,4 @@
-"""Builds parts that pipeline policies share. Lanes are numpy arrays: tens of millions of tasks take
-seconds."""
+"""Builds parts of pipeline policies. Lanes are numpy arrays: tens of millions of tasks take seconds."""
 
 from __future__ import annotations
 

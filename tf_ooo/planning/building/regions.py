@@ -123,8 +123,7 @@ LEAST_RUN = 5
 
 @dataclass(frozen=True)
 class Capture:
-    """Counts launches of a step whose stock order is in CUDA graphs. OptionsError: a number is not >= 0 and
-    finite.
+    """Counts a step's launches outside of CUDA graphs. OptionsError: a number is not finite or below 0.
 
     ``kernels``: how many each F, dO and dW has, as ``{"dO:3": 4.0}``.  ``launch_s``: seconds that one takes
     longer outside of CUDA graphs.  ``own``: whether a dW's own lost kernels count; not where measured gains

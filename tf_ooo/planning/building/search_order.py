@@ -213,8 +213,7 @@ class OrderSearch:
         return solution.period_s <= self.floor_s or self.effort.over
 
     def look(self, backward: list[int], best_s: float = float("inf")) -> Solution:
-        """Return the step with this order of dW; communications of a promising one are ordered with more
-        care."""
+        """Return the step with this order of dW, with a more careful order on the link if promising."""
         self.effort.spend(best_s)
         key = tuple(backward)
         if key not in self._looked:

@@ -93,8 +93,7 @@ def _peak(ticks: tuple[int, ...], period: int) -> int:
 
 
 def _weight_grads(ticks: tuple[int, ...], period: int, microbatches: int) -> list[tuple[int, int, int]]:
-    """Return (tick, place of the dO in ``ticks``, micro-batch): each dW in the first free tick after its
-    dO."""
+    """Return (tick, place of the dO in ``ticks``, micro-batch): each dW in a free tick after its dO."""
     taken = {tick + period * m for tick in ticks for m in range(microbatches)}
     done = sorted((ticks[place] + period * m, place, m) for place in (2, 3) for m in range(microbatches))
     slots, free = [], 0

@@ -90,8 +90,7 @@ class _Device:
     oldest: int = 0
 
     def may_take(self, batch: int, size: float) -> bool:
-        """Return whether all micro-batches can pass, one after the other, once this one has ``size`` more
-        bytes."""
+        """Return whether micro-batches can pass one by one once this one has ``size`` more bytes."""
         free = self.free - size
         if free < 0:
             return False

@@ -27,8 +27,7 @@ _TASKS_TO_REPEAT = 300_000
 
 
 def step_s(timeline: Timeline) -> float:
-    """Return predicted seconds of a step: the period of repeated steps; if asynchronous, of all
-    micro-batches.
+    """Return a step's predicted seconds: the period of repeated steps; if asynchronous, a whole batch's.
 
     Above 300,000 tasks: the longest time from a device's first task to its last (arXiv 2401.10241, section
     3).
@@ -256,8 +255,7 @@ def shortest(candidate: Candidate) -> tuple[float, ...]:
 
 
 def choose(candidates: Sequence[Candidate], rank: Rank = shortest, why: str = "") -> Plan:
-    """Return the plan of lowest rank, the first of equals. MemoryLimitError, OptionsError: none is
-    possible."""
+    """Return the plan of lowest rank, the first of equals. MemoryLimitError, OptionsError: none."""
     trial = min(candidates, key=rank).trial
     if trial is None:
         errors = [candidate.error for candidate in candidates]

@@ -47,8 +47,7 @@ class Edges:
 
 
 class Relation:
-    """Holds one step's tasks as numbered nodes, and the edges between them; without layers a chain is
-    assumed."""
+    """Holds a step's tasks as numbered nodes, and the edges between them; without layers a chain's."""
 
     def __init__(self, schedule: Schedule, layers: Layers | None = None) -> None:
         self.schedule = schedule
@@ -146,8 +145,7 @@ class Relation:
         yield from self._pairs(("dO", stage), ("dW", stage), own, incoming)
 
     def _stored_input(self, stage: int) -> Iterator[Edges]:
-        """Yield the edges of dW's input; if F runs on another device, the stage before sends the input
-        there."""
+        """Yield the edges of dW's input, which the stage before sends if F is on another device."""
         if self.has("dO", stage) and len({device for device, _ in self.lanes}) == 1:
             return
         for edges in self._pairs(("F", stage), ("dW", stage), None, "the stored input"):

@@ -340,8 +340,7 @@ class Schedule:
         return range(first, last + 1)
 
     def require(self, tasks: Iterable[Task]) -> None:
-        """Raise ScheduleError unless exactly these dO and dW are scheduled; the error names the
-        difference."""
+        """Raise ScheduleError unless exactly these dO and dW are scheduled; it names the difference."""
         have, needed = {task for task in self.tasks if task.kind in ("dO", "dW")}, set(tasks)
         missing, unknown = sorted(needed - have), sorted(have - needed)
         if missing:

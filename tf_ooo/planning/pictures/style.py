@@ -142,8 +142,7 @@ _CURVE_POINTS = 4000
 
 @dataclass(frozen=True)
 class View:
-    """Says which part of a timeline is drawn: lanes, tasks that start before ``until_s``; ``note``: the
-    rest."""
+    """Says which part of a timeline is drawn: lanes, tasks before ``until_s``; ``note``: the rest."""
 
     lanes: Sequence[Lane]
     until_s: float

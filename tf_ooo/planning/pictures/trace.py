@@ -1,5 +1,4 @@
-"""Writes a timeline as Chrome trace JSON: devices and links are processes, streams threads, memory
-counters."""
+"""Writes a timeline as Chrome trace JSON: devices and links are processes, streams threads."""
 
 from __future__ import annotations
 

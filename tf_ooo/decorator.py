@@ -26,7 +26,7 @@ releases.say_at_import()  # modes, which would say it, load on first use
 
 
 class OOOFunction:
-    """A training step that runs rewritten where that is faster; ``.report`` says what happened.
+    """Runs a training step, rewritten where that is faster; ``.report`` says what happened.
 
     Args:
         function: a Python function or a ``tf.function`` over one.

@@ -27,7 +27,7 @@ KIND_WORDS = {
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit in which numbers are shown: ``value / size`` and its name."""
+    """Describes a unit in which numbers are shown: ``value / size`` and its name."""
 
     name: str
     size: float

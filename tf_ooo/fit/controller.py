@@ -292,7 +292,7 @@ class StepController:
 
 
 class _Beginning(Training):
-    """The first execution of a comparison, in which functions are traced."""
+    """Represents the first execution of a comparison, in which functions are traced."""
 
     def __init__(self, controller: StepController) -> None:
         self._controller = controller

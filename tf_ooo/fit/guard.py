@@ -311,7 +311,7 @@ class Guard:
         return call
 
     def _guarded_outside_traces(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Guard functions that ``train_step`` calls, too, but not in traces; the step sees their errors."""
+        """Guard functions that ``train_step`` calls, too; not in a trace, where an error is the step's."""
         guarded = self.guarded(function)
 
         @functools.wraps(function)

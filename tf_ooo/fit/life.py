@@ -45,7 +45,7 @@ _OPEN_END = (
 
 @dataclass(frozen=True)
 class _Running:
-    """A fit that has begun."""
+    """Represents a fit that has begun."""
 
     model: keras.Model
     training: Training

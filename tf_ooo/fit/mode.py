@@ -28,7 +28,7 @@ Function = Callable[[Any], Any]
 
 
 class Training:
-    """One fit of one model in a mode, or a phase of it: what is asked of it from its begin until ``restore``.
+    """Represents a fit of one model in a mode, or a phase of it, from its begin until ``restore``.
 
     The methods' defaults suit a stock step: they do nothing.
     """
@@ -55,7 +55,7 @@ class Training:
         return error
 
     def replaced(self) -> None:
-        """Somebody else has put another train function in: say what that means, or raise."""
+        """Say what it means that somebody else has put another train function in, or raise."""
 
     def epoch_begin(self, epoch: int) -> None:
         """Take note that an epoch begins."""
@@ -83,7 +83,7 @@ class Training:
 
 
 class Mode(Protocol):
-    """One way to train; it stays from fit to fit.
+    """Represents one way to train; it stays from fit to fit.
 
     Attributes:
         options: the user's options.
@@ -151,7 +151,7 @@ class Experiment(Training):
 
 
 class Kept(Training):
-    """The last phase: it is decided what runs from now on."""
+    """Represents the last phase: it is decided what runs from now on."""
 
     def __init__(self, step: Callable[[Any], Any]) -> None:
         self.step = step
@@ -212,7 +212,7 @@ class StockFirst(Training):
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn of the steps that take turns: a single step, or several ``steps`` of equal length.
+    """Is one turn of the steps that take turns: a single step, or several ``steps`` of equal length.
 
     ``outputs`` are the last step's, ``seconds`` those of one step.  ``traced``: TensorFlow traced in it.
     ``kind`` is equal for steps that do equal work; only the times of ``comparable`` turns count.

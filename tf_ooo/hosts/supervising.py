@@ -69,7 +69,7 @@ def _check_script(script: Sequence[str]) -> None:
 
 @dataclass
 class _Attempt:
-    """One start of all processes, each the first of its own process group."""
+    """Represents one start of all processes, each the first of its own process group."""
 
     script: subprocess.Popen[bytes]
     workers: dict[str, subprocess.Popen[bytes]]

@@ -24,7 +24,7 @@ _FILE_PAGES = {
 
 @dataclass(frozen=True)
 class MemoryGroup:
-    """A control group that may have less memory than its machine.
+    """Represents a control group that may have less memory than its machine.
 
     Attributes:
         limit_bytes: the most that its processes may have together; the system ends a process that exceeds it.

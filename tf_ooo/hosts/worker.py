@@ -175,7 +175,7 @@ def publish(target: str, facts: Facts) -> None:
 
 @dataclass(frozen=True)
 class Client:
-    """A training that uses a worker: the address at which its process listens."""
+    """Represents a training that uses a worker: the address at which its process listens."""
 
     address: str
     process: int
@@ -207,7 +207,7 @@ def in_a_line(error: Exception) -> str:
 
 
 class Line:
-    """A connection to one worker, kept open; ``write`` sends it what to say, otherwise it is asked.
+    """Keeps a connection to one worker open; with ``write`` it tells the worker, otherwise it asks.
 
     ``name``: the name of the string that is read or written.
     """

@@ -28,7 +28,7 @@ _BY_HOROVOD = (
 
 
 class ReplicatedPipelineMode:
-    """Each rank cuts the same model over devices of its own; ranks are kept in step as in data parallel."""
+    """Cuts the same model on each rank over its own devices; ranks stay in step as in data parallel."""
 
     keeps_stock = False
     compiles = False

@@ -27,7 +27,7 @@ ENOUGH = 10
 
 @dataclass(frozen=True)
 class Part:
-    """The base of a report's parts, each made by the code that knows all of it."""
+    """Is the base of a report's parts, each made by the code that knows all of it."""
 
 
 @dataclass(frozen=True)

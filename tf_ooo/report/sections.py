@@ -28,7 +28,7 @@ def device_text(name: str) -> str:
 
 
 class Section(Mapping[str, Any]):
-    """A dataclass that also reads as a mapping of JSON types; optional fields that are None have no key."""
+    """Reads as a mapping of JSON types, too; optional fields that are None have no key."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON types."""
@@ -132,7 +132,7 @@ def _device_with_speed(device: str, speed: float) -> str:
 
 @dataclass(eq=False, frozen=True)
 class CandidateRow(Section):
-    """A schedule and number of stages that were tried: seconds of a step and bytes, or why not."""
+    """Is a schedule and number of stages that were tried: seconds of a step and bytes, or why not."""
 
     schedule: str
     stages: int
@@ -143,7 +143,7 @@ class CandidateRow(Section):
 
 @dataclass(eq=False, frozen=True)
 class ReplicasRow(Section):
-    """A compared number of replicas of a pipeline with so many devices each, or why it is not possible.
+    """Is a compared number of replicas of a pipeline with so many devices each, or why it is not possible.
 
     Attributes:
         replicas, devices: devices of each replica.

@@ -72,7 +72,7 @@ def _pair(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
 
 @dataclass(frozen=True)
 class Message:
-    """The base of all messages. Tuples arrive as lists."""
+    """Is the base of all messages. Tuples arrive as lists."""
 
     def encoded(self) -> dict[str, Any]:
         """Return the message as JSON types, with the name of its kind."""
@@ -212,7 +212,7 @@ def _groups(arrays: Sequence[np.ndarray], limit_bytes: int) -> list[list[np.ndar
 
 
 class SingleEngine(Engine):
-    """A single process, which just trains."""
+    """Represents a single process, which just trains."""
 
     name, rank, size, local_rank = "single", 0, 1, 0
 

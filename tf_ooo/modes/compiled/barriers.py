@@ -31,7 +31,7 @@ _THERE_ANYWAY = frozenset({"_Arg", "Placeholder", "ReadVariableOp", "Const"})
 
 @dataclass(frozen=True)
 class Barrier:
-    """A barrier over some tensors of the step; ``readers`` read the first ``held`` of them behind it."""
+    """Describes a barrier over some tensors; ``readers`` read the first ``held`` of them behind it."""
 
     name: str
     ports: tuple[Port, ...]

@@ -25,7 +25,7 @@ CALL_PREFIX = "ooo_dW"
 
 @dataclass(frozen=True)
 class Call:
-    """A region on a side stream.
+    """Represents a region on a side stream.
 
     ``waits_for`` are tensors of the main stream that have to be there before the call may start,
     besides its inputs.  ``delayed``: into the next step's forward pass; no join waits for it.  ``wave``: the

@@ -27,7 +27,7 @@ _NO_LETTERS = re.compile(r"\W+")
 
 @dataclass(frozen=True)
 class Way:
-    """One way to compile a step; ``flags`` are XLA's, besides those of the process."""
+    """Represents one way to compile a step; ``flags`` are XLA's, besides those of the process."""
 
     rewrite: Rewriter
     name: str = REWRITTEN
@@ -111,7 +111,7 @@ class StreamStep:
 
 
 class CompiledStep:
-    """A rewritten step for inputs of fixed shapes.
+    """Represents a rewritten step for inputs of fixed shapes.
 
     Raises (when made): GraphError if shapes are open, the step is no training step, or none of its dW can be
     moved; also whatever tracing and lowering to HLO raise.

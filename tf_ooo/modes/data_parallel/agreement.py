@@ -194,7 +194,7 @@ def _text(value: object) -> str:
 
 @dataclass(frozen=True)
 class EpochBegins(Message):
-    """A message when an epoch begins: the ``steps`` of this rank, if known."""
+    """Says, when an epoch begins, how many ``steps`` this rank has, if known."""
 
     epoch: int
     steps: int | None
@@ -202,14 +202,14 @@ class EpochBegins(Message):
 
 @dataclass(frozen=True)
 class MayRun(Message):
-    """A message before each execution, if asked for: this rank has data for so many ``steps``."""
+    """Says before each execution, if asked for, for how many ``steps`` this rank has data."""
 
     steps: int
 
 
 @dataclass(frozen=True)
 class EpochEnds(Message):
-    """A message when an epoch ends: logs, samples of training and of validation, the weights' bits."""
+    """Says, when an epoch ends, logs, samples of training and of validation, and the weights' bits."""
 
     logs: Mapping[str, float] = field(default_factory=dict)
     train_samples: float = 0.0
@@ -219,14 +219,14 @@ class EpochEnds(Message):
 
 @dataclass(frozen=True)
 class CallbacksRan(Message):
-    """A message after all callbacks of an epoch: whether one of them has stopped the training."""
+    """Says, after all callbacks of an epoch, whether one of them has stopped the training."""
 
     stop: bool
 
 
 @dataclass(frozen=True)
 class TrainingEnds(Message):
-    """A message after the last epoch: the weights' bits, which callbacks may have changed; did a step run?"""
+    """Says, after the last epoch, the weights' bits, which callbacks may have changed, and if a step ran."""
 
     weights: int = 0
     trained: bool = True

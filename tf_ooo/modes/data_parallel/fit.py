@@ -72,8 +72,7 @@ class DataParallelMode:
         self._compiles = self.options.compiles_tasks(as_keras, [home_device()])
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training | None:
-        """Begin on all ranks; a single one trains in stock order. OptionsError: eager with a named
-        schedule."""
+        """Begin on all ranks; one alone trains in stock order. OptionsError: eager with a named schedule."""
         engine, averaged = self.join(), self.averaged
         if engine.size == 1:
             self._report = self._new_report(model, engine)

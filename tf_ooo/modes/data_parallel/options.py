@@ -13,7 +13,7 @@ from tf_ooo.options.base import folder, option, whole_number, yes_no_or_none
 
 @dataclass(frozen=True, kw_only=True)
 class DataParallel(RankOptions, TaskOptions):
-    """Options of data parallel training: each process trains on its own data; gradients are averaged.
+    """Holds options of data parallel training: each process trains on its own data; gradients are averaged.
 
     >>> callback = tf_ooo.OOOBackprop(tf_ooo.DataParallel(compression="fp16", lockstep="execution"))
 

@@ -70,7 +70,7 @@ StepSeconds = Callable[[int, int], float]
 
 @dataclass(frozen=True)
 class PlannedGain:
-    """A plan, and the predicted seconds of a step in the stock order."""
+    """Holds a plan, and the predicted seconds of a step in the stock order."""
 
     plan: Plan
     stock_s: float

@@ -27,7 +27,7 @@ LOCAL = "_ooo_local"
 
 @dataclass(frozen=True)
 class Register:
-    """A row of ``depth`` registers for a tensor, ``node:port``, that is made in round ``made``."""
+    """Describes ``depth`` registers in a row for a tensor, ``node:port``, made in round ``made``."""
 
     number: int
     source: str

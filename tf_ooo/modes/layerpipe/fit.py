@@ -64,7 +64,7 @@ _AHEAD = (
 
 @dataclass(frozen=True)
 class SpreadStep:
-    """A traced step over rounds, which the next fit of the same model runs again.
+    """Represents a traced step over rounds, which the next fit of the same model runs again.
 
     ``moved``, ``read``: the variables; ``structure``: that of batches and of the data.
     """

@@ -15,7 +15,7 @@ WEIGHTS = ("stash", "ema", "latest")
 
 @dataclass(frozen=True, kw_only=True)
 class LayerPipe(DeviceOptions):
-    """Options of LayerPipe: F, dO and dW of different batches run on different devices; gradients are late.
+    """Holds options of LayerPipe, which runs F, dO and dW of different batches on different devices.
 
     >>> callback = tf_ooo.OOOBackprop(tf_ooo.LayerPipe(devices=4, weights="stash"))
 

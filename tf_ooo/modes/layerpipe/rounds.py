@@ -120,7 +120,7 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Retiming:
-    """A step that is to be spread over rounds.
+    """Represents a step that is to be spread over rounds.
 
     Attributes:
         stages, devices: the places of its tasks, and the processors' names.

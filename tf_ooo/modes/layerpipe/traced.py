@@ -52,7 +52,7 @@ _APPLY_ONCE = (
 
 @dataclass(frozen=True)
 class Traced:
-    """A step that has been traced and classified.
+    """Holds a step that has been traced and classified.
 
     Attributes:
         graph_def: the flat graph.
@@ -296,7 +296,7 @@ def _loop_message(model: keras.Model, op: str, loops: bool) -> str:
 
 @dataclass(frozen=True)
 class Access:
-    """An op with side effects; ``states``: the placeholders of variables that it reads or changes."""
+    """Describes an op with side effects; ``states``: placeholders of variables that it reads or changes."""
 
     name: str
     op: str

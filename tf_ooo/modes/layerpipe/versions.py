@@ -27,7 +27,7 @@ NOW = "_ooo_now"
 
 @dataclass(frozen=True)
 class LaterWeight:
-    """A placeholder for weights that a processor's backward passes read instead of the forward pass's.
+    """Describes a placeholder for weights that backward passes read instead of the forward pass's.
 
     ``handle`` is the variable's.  They read in ``round``, ``behind`` updates later than the forward pass.
     """

@@ -373,7 +373,7 @@ def _title(model: keras.Model, tensor: str) -> str:
 
 
 def _no_weight_of_one_value(model: keras.Model) -> AbstractContextManager[None]:
-    """Move weights that have a single value a little in the block: a gate of zeros hides things."""
+    """Move weights of one value a little inside the block, as a gate of zeros hides later layers."""
     numbers, alike, moved = np.random.default_rng(0), dict[str, Any](), dict[str, np.ndarray]()
     for place, value in enumerate(values_of(model.trainable_variables)):
         if value is None or not value.dtype.is_floating:

@@ -30,7 +30,7 @@ _LOG = logging.getLogger("tf_ooo")
 
 @dataclass(frozen=True)
 class Slices:
-    """The gradient of an embedding: values for rows, which may occur several times."""
+    """Holds the gradient of an embedding: values for rows, which may occur several times."""
 
     rows: np.ndarray
     values: np.ndarray

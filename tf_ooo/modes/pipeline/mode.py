@@ -153,7 +153,7 @@ class PipelineMode:
 
 
 class PipelineFit(Experiment):
-    """A fit of a model, in executions as Keras asks for them."""
+    """Represents a fit of a model, in executions as Keras asks for them."""
 
     def __init__(self, plans: PipelinePlans, first_batch: FirstBatch, model: keras.Model) -> None:
         self._plans, self._model = plans, model

@@ -99,7 +99,7 @@ class SingleDeviceMode:
 
 
 class SingleDeviceFit(Training):
-    """The fit of a model whose steps a controller runs."""
+    """Represents the fit of a model whose steps a controller runs."""
 
     def __init__(self, controller: StepController, model: keras.Model) -> None:
         self._controller, self._model = controller, model

@@ -40,7 +40,7 @@ _SWEEPS = 20
 
 @dataclass(frozen=True)
 class _Order:
-    """An order of all lanes, with the times of its nodes and the node that was moved to make it."""
+    """Holds an order of all lanes, the times of its nodes, and the node that was moved to make it."""
 
     lanes: Lanes
     times: Times

@@ -35,7 +35,7 @@ NO_SHARES: Shares = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Cut:
-    """A cut, ``at_s`` seconds from the left, inside a layer or before it.
+    """Describes a cut, ``at_s`` seconds from the left, inside a layer or before it.
 
     In this ``order``, the layer's first ``before`` tasks are wholly on the left, and ``share`` of the next, a
     dO. The cut may be shifted between ``low_s`` and ``high_s``, the share between ``least`` and ``most``.

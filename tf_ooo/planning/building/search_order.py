@@ -121,7 +121,7 @@ _SLOWER = 0.01
 
 @dataclass(frozen=True)
 class Solution:
-    """An order of one step; communications by number, None: whatever is ready, the most urgent first."""
+    """Holds an order of one step; communications by number, None: the most urgent that is ready."""
 
     backward: list[int]
     order: list[int] | None

@@ -64,7 +64,7 @@ def reference(compared: Sequence[Candidate], problem: Problem, mode: str) -> Can
 
 @dataclass(frozen=True)
 class Squeezed:
-    """A schedule that the memory limit has changed, in its order or in the layers that run again.
+    """Describes a schedule that the memory limit has changed, in its order or in what runs again.
 
     Attributes:
         name: the policy's name.

@@ -57,7 +57,7 @@ STEADY = StepTime()
 
 @dataclass(frozen=True)
 class Trial:
-    """A schedule on paper, without predictions."""
+    """Holds a schedule on paper, without predictions."""
 
     schedule: Schedule
     problem: Problem
@@ -117,7 +117,7 @@ _MOST_REASONS = 3
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy that was tried; if it cannot be taken, ``trial`` is None and ``reason`` says why.
+    """Describes a tried policy; if it cannot be taken, ``trial`` is None and ``reason`` says why.
 
     ``unlimited``: its trial without the memory limit, if that was made, too.
     """
@@ -136,7 +136,7 @@ Rank = Callable[[Candidate], tuple[float, ...]]
 
 @dataclass(frozen=True)
 class Plan:
-    """The chosen schedule on paper, all that was compared, and ``why``, where it is not the fastest."""
+    """Holds the chosen schedule on paper, all that was compared, and ``why``, if it is not the fastest."""
 
     trial: Trial
     candidates: tuple[Candidate, ...] = ()

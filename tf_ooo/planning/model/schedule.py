@@ -216,7 +216,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Schedule:
-    """An order of tasks for each (device, stream), for one step, which is repeated.
+    """Holds an order of tasks for each (device, stream), for one step, which is repeated.
 
     Attributes:
         mode: single_device, data_parallel, pipeline or layerpipe.

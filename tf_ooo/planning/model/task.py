@@ -111,7 +111,7 @@ class Fields:
 
 
 class TaskList(Sequence[Task]):
-    """An immutable sequence of tasks in 8 bytes each; equal to a tuple of the same tasks."""
+    """Represents an immutable sequence of tasks in 8 bytes each; equal to a tuple of the same tasks."""
 
     __slots__ = ("codes",)
 

@@ -34,7 +34,7 @@ _LINKS, _LANES, _MEMORY = "y", "y2", "y3"
 
 @dataclass(frozen=True)
 class Run:
-    """A timeline to draw.
+    """Represents a timeline to draw.
 
     Attributes:
         name: its name; empty if it is the only one.

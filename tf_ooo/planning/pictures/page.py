@@ -40,7 +40,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar to compare: ``percent`` of the longest, ``text`` its value; ``ours`` stands out."""
+    """Describes a bar to compare: ``percent`` of the longest, ``text`` its value; ``ours`` stands out."""
 
     name: str
     text: str

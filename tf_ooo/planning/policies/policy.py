@@ -85,7 +85,7 @@ V_SHAPED = replace(BY_COSTS, chunks=Chunks((2,), back=True))
 
 @dataclass(frozen=True)
 class Policy:
-    """One way to schedule.
+    """Represents one way to schedule.
 
     Attributes:
         name: what users ask for.

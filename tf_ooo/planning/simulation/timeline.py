@@ -20,7 +20,7 @@ STEPS_TO_STEADY = 4
 
 @dataclass(frozen=True, order=True)
 class Event:
-    """One task that ran; seconds since the start of the run."""
+    """Describes one task that ran; seconds since the start of the run."""
 
     start_s: float
     end_s: float
@@ -32,7 +32,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Message:
-    """One transfer, and when it occupied the link from one device to another."""
+    """Describes one transfer, and when it occupied the link from one device to another."""
 
     start_s: float
     end_s: float

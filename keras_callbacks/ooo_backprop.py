@@ -1,4 +1,4 @@
-"""Is the one line in ``model.fit``."""
+"""Defines ``OOOBackprop``, the one line to add in ``model.fit``."""
 
 from __future__ import annotations
 

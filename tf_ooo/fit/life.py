@@ -215,7 +215,7 @@ class FitLife:
             _LOG.warning("%s", lost_text(lost))
 
     def _restore(self) -> Sequence[str]:
-        """Put everything back; return the names of lost variables. The next call continues a broken one."""
+        """Put everything back; return the names of lost variables. It continues an interrupted call."""
         running = self._running
         if running is None:
             self._uncompiled.put_back()

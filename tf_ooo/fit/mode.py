@@ -212,7 +212,7 @@ class StockFirst(Training):
 
 @dataclass(frozen=True)
 class Turn:
-    """Is one turn of the steps that take turns: a single step, or several ``steps`` of equal length.
+    """Describes one of the turns that steps take: a single step, or several ``steps`` of equal length.
 
     ``outputs`` are the last step's, ``seconds`` those of one step.  ``traced``: TensorFlow traced in it.
     ``kind`` is equal for steps that do equal work; only the times of ``comparable`` turns count.

@@ -115,7 +115,7 @@ class Budget:
 
     @property
     def cost_s(self) -> float:
-        """Return about the seconds of a comparison; the first trace tells how long another one takes."""
+        """Estimate the seconds of a comparison; the first trace tells how long another one takes."""
         trace_s = max(0.0, self.trace_s - self.execution_s)
         return self.ways * trace_s + _LOST_STEPS * self.execution_s + self.beside_s
 

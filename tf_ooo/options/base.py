@@ -106,7 +106,7 @@ _OF_ONE_PROCESS = ("timeline", "dump_dir")
 
 @dataclass(frozen=True, kw_only=True)
 class ModeOptions:
-    """Is the base of all modes' options: a frozen value, checked when it is made.
+    """Is the base class of all modes' options: a frozen value, checked when it is made.
 
     A type with a ``mode`` is a mode's; the ones without are groups of fields that several modes have.
 

@@ -132,7 +132,7 @@ def _device_with_speed(device: str, speed: float) -> str:
 
 @dataclass(eq=False, frozen=True)
 class CandidateRow(Section):
-    """Is a schedule and number of stages that were tried: seconds of a step and bytes, or why not."""
+    """Describes a tried schedule and number of stages: seconds of a step and bytes, or why not."""
 
     schedule: str
     stages: int
@@ -143,7 +143,7 @@ class CandidateRow(Section):
 
 @dataclass(eq=False, frozen=True)
 class ReplicasRow(Section):
-    """Is a compared number of replicas of a pipeline with so many devices each, or why it is not possible.
+    """Describes a compared number of replicas of a pipeline, or why it is not possible.
 
     Attributes:
         replicas, devices: devices of each replica.

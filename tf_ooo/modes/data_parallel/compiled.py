@@ -116,7 +116,7 @@ class CompiledSteps:
         return Compiled(updates=hashlib.sha256(repr(updates).encode()).hexdigest())
 
     def _of_count(self, steps: Unrolled, batch: Any, count: int) -> list[_Called]:
-        """Return the functions for so many steps, that for any batches first; make them if missing."""
+        """Return the functions for so many steps, first the one for any batch size; make missing ones."""
         zeros, static = _zeros(batch, count), nests.is_static(self._source.element_spec)
         signature = nests.signature(zeros)
         with timing.said(f"compiling the tasks of {count} steps"):

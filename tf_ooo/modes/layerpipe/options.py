@@ -19,8 +19,8 @@ class LayerPipe(DeviceOptions):
 
     >>> callback = tf_ooo.OOOBackprop(tf_ooo.LayerPipe(devices=4, weights="stash"))
 
-    Schedules: ``"auto"``, ``"layerpipe"``, ``"pipedream"``.  Devices and costs:
-    :class:`tf_ooo.options.DeviceOptions`.
+    Gradients are late by request.  Schedules: ``"auto"``, ``"layerpipe"``, ``"pipedream"``.  Devices and
+    costs: :class:`tf_ooo.options.DeviceOptions`.
 
     Attributes:
         unroll: how many batches one call of a function takes and trains; None: 8, fewer of a large step.

@@ -99,7 +99,7 @@ def placed_rows(rows: Iterable[LayerRow], stages: Stages) -> list[LayerRow]:
 
 
 def _ways_bytes(costs: CostTable, stages: Stages) -> dict[str, float]:
-    """Return about the bytes of earlier weights with each ``weights=``, for those that dO multiplies with."""
+    """Estimate the bytes of earlier weights with each ``weights=``, for those that dO multiplies with."""
     layers = [(n, layer.weight_bytes) for n, layer in enumerate(costs.layers) if layer.output_grad_s > 0]
     copies = {n: _stashed(stages, n) for n, _ in layers}
     late = sum(size for n, size in layers if copies[n])

@@ -324,7 +324,7 @@ class Retiming:
         return settled
 
     def _check(self, at: Mapping[str, int], delay_steps: Mapping[str, int]) -> None:
-        """Check that updates are 2 S(l) rounds after the weight was read, other reads where written."""
+        """Check that updates come 2 S(l) rounds after the read, and other states are read where written."""
         for handle, delay in delay_steps.items():
             if delay != self.stages.delay_steps(self.weights[handle]):
                 names = {each.handle: each.name for each in self.traced.graph.variables}

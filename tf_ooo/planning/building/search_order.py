@@ -158,7 +158,7 @@ class Effort:
             self.progress(min(self.done, self.evaluations), self.evaluations, best_s)
 
     def turns(self) -> Iterator[float]:
-        """Return 1 until the effort is over."""
+        """Yield 1 for each turn until the effort is over."""
         return itertools.takewhile(lambda _: not self.over, itertools.repeat(1.0))
 
     @property

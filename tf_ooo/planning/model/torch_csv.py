@@ -53,7 +53,7 @@ def _actions(tasks: Iterable[Task]) -> Iterator[str]:
 
 
 def _refused(schedule: Schedule) -> Iterator[str]:
-    """Yield each thing that torch cannot run."""
+    """Yield in words each thing that torch cannot run."""
     if schedule.mode != "pipeline" or schedule.asynchronous or schedule.devices == 1:
         what = f"mode {schedule.mode}{', asynchronous' * schedule.asynchronous}, {schedule.devices} devices"
         yield f"it has {what}; plan a pipeline of several devices (--mode pipeline --devices 2)"

@@ -82,7 +82,7 @@ class LearningRateWarmupCallback(Callback):
         self._corrects, self._steps, self._epoch = momentum_correction, steps_per_epoch, 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Says what is not done."""
+        """Say what is not done."""
         if self._corrects and getattr(self.model.optimizer, "momentum", None):
             _LOG.info(
                 "LearningRateWarmupCallback: momentum is not corrected, Keras 3 compiles it into the step"

@@ -34,7 +34,7 @@ class Log:
         self._read = 0
 
     def wait(self, scale: float) -> None:
-        """Have all tasks take so many times their seconds from now on; 0: no time."""
+        """Scale the seconds of all tasks by ``scale`` from now on; 0: no time."""
         self._scale[0] = scale
 
     def new(self) -> np.ndarray:

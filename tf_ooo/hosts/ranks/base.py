@@ -152,7 +152,7 @@ class Engine(ABC):
         return [json.loads(data) for data in self.gather_bytes(packed)]
 
     def barrier(self) -> None:
-        """Wait until all ranks have called it."""
+        """Wait until all ranks have called this."""
         self.gather(None)
 
     def broadcast(self, values: Sequence[Any]) -> list[np.ndarray]:
@@ -172,7 +172,7 @@ class Engine(ABC):
         """Give communications of the ``number``-th copy of a traced step their own names, in place."""
 
     def wait_for_all(self) -> None:
-        """Wait until all ranks have called it; see :meth:`Roll.wait_for_all`."""
+        """Wait until all ranks have called this; see :meth:`Roll.wait_for_all`."""
         if self.roll is not None:
             self.roll.wait_for_all()
 

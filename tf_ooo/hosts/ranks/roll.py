@@ -132,7 +132,7 @@ class Roll:
         return f"{self.members[rank]} has said nothing {since}: it is stopped, or cannot be reached"
 
     def wait_for_all(self) -> None:
-        """Wait until all ranks have called it as often.
+        """Wait until all ranks have called this equally often.
 
         A warning names the ranks that keep others waiting.  BackendError: a rank has ended, does not answer,
         or trains in an unrelated ``fit``.

@@ -95,7 +95,7 @@ def measure_allreduce(engine: Engine) -> MeasuredLink:
 
 
 def most_seconds(step_s: float, gradient_bytes: float) -> float:
-    """Estimate the most seconds of :func:`measure_allreduce` and :func:`make_plan`.
+    """Estimate the most seconds that :func:`measure_allreduce` and :func:`make_plan` take.
 
     Args:
         step_s: seconds of a step that exchanges ``gradient_bytes``, which bound the link's slowness.

@@ -292,7 +292,7 @@ def in_rounds(schedule: Schedule) -> Schedule:
 
 
 def _ordered(schedule: Schedule, in_flight: Sequence[int]) -> Schedule:
-    """Order it with so many micro-batches in flight on each stage; an update follows each dW."""
+    """Order a schedule with so many micro-batches in flight on each stage; an update follows each dW."""
     count, lanes = schedule.microbatches, dict[Lane, TaskList]()
     for stage, most in enumerate(in_flight):
         codes = lane_codes((stage, stage, stage), np.arange(count), places(count, min(most, count), 0))

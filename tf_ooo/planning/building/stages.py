@@ -51,7 +51,7 @@ def is_nested(stages: object) -> TypeGuard[Sequence[Sequence[str]]]:
 
 
 def check_stages(name: str, value: object) -> None:
-    """Raise OptionsError unless it is None, different names, or a list of names for each stage."""
+    """Raise OptionsError unless ``value`` is None, different names, or a list of names for each stage."""
     groups = value if is_nested(value) else [value]
     if value is not None and not all(_are_names(group) for group in groups):
         raise OptionsError(

@@ -1,4 +1,4 @@
-"""Is a fast clock for one data parallel step, for searches that try thousands; a test checks its periods.
+"""Defines a fast clock for one data parallel step, for searches that try thousands; a test checks it.
 
 Forwards stand before all backward tasks, and a layer's forward waits for its own update: when a step's last
 forward ends, the step before is over, and steps repeat from there.  One thing is left out: with

@@ -103,7 +103,7 @@ def squeezed(candidate: Candidate) -> Squeezed | None:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """Says what it costs and saves that some layers run their forward again.
+    """Describes the cost and the gain of layers that run their forward again.
 
     Attributes:
         name: the policy's name.
@@ -122,7 +122,7 @@ class Recomputed:
 
     @property
     def in_short(self) -> str:
-        """Return it in short, for a table."""
+        """Return the cost and the gain in short, for a table."""
         return f"recomputes {len(self.layers)} of {self.count} layers"
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
 """Replaces Horovod's own callbacks, which crash with Keras 3, for scripts that have them.
 
-With ``OOOBackprop`` the first two are not needed: it broadcasts and averages by itself.
+With ``OOOBackprop`` the first two are not needed: it broadcasts and averages itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LOG = logging.getLogger("tf_ooo")
 
 
 class BroadcastGlobalVariablesCallback(Callback):
-    """Weights and optimizer state of all ranks become rank 0's, after the first batch.
+    """Copies rank 0's weights and optimizer state to all ranks, after the first batch.
 
     Args:
         root_rank: 0, which is also the rank that ``OOOBackprop`` broadcasts from.
@@ -42,28 +42,28 @@ class BroadcastGlobalVariablesCallback(Callback):
 
 
 class MetricAverageCallback(Callback):
-    """The logs of an epoch become their mean over all ranks, for the callbacks listed after this one."""
+    """Averages the logs of an epoch over all ranks, for the callbacks listed after this one."""
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Changes ``logs`` in place."""
+        """Change ``logs`` in place."""
         if logs:
             everyone = choose_engine().gather({name: float(value) for name, value in logs.items()})
             logs.update(average_logs(everyone, [1.0] * len(everyone)))
 
 
 class LearningRateWarmupCallback(Callback):
-    """The rate rises from ``initial_lr / ranks`` to ``initial_lr``, batch by batch (Goyal et al. 2017).
+    """Raises the rate from ``initial_lr / ranks`` to ``initial_lr``, batch by batch (Goyal et al. 2017).
 
     Args:
         initial_lr: the rate at the end of the warmup: that of one rank times the number of ranks.
-        warmup_epochs: how long it rises.
+        warmup_epochs: for how many epochs it rises.
         momentum_correction: taken for Horovod's sake; momentum is part of the compiled step in Keras 3
             and stays as it is, which is logged.
         steps_per_epoch: where ``fit`` does not know it.
-        verbose: 1: says the rate at the end of the warmup.
+        verbose: 1 prints the rate at the end of the warmup.
 
     Raises:
         OptionsError: on the first batch, if the rate is a schedule, or an epoch's length is not known.
@@ -82,18 +82,18 @@ class LearningRateWarmupCallback(Callback):
         self._corrects, self._steps, self._epoch = momentum_correction, steps_per_epoch, 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Says what is not done."""
+        """Say what is not done."""
         if self._corrects and getattr(self.model.optimizer, "momentum", None):
             _LOG.info(
                 "LearningRateWarmupCallback: momentum is not corrected, Keras 3 compiles it into the step"
             )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Takes note of it."""
+        """Take note of the epoch."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Sets the rate of this batch."""
+        """Set the rate of this batch."""
         if self._epoch >= self.warmup_epochs:
             return
         steps = self._steps or (self.params or {}).get("steps")
@@ -104,7 +104,7 @@ class LearningRateWarmupCallback(Callback):
         self._set(self.initial_lr / ranks * (1 + share * (ranks - 1)))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """The warmup ends with the whole rate."""
+        """End the warmup with the full rate."""
         if epoch + 1 >= self.warmup_epochs > epoch:
             self._set(self.initial_lr)
             if self.verbose and choose_engine().rank == 0:

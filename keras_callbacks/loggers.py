@@ -36,7 +36,7 @@ class GainLogger(Callback):
         self._callback = _checked(callback)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Changes ``logs`` in place."""
+        """Change ``logs`` in place."""
         if logs is not None:
             logs.update({f"ooo_{name}": value for name, value in self._callback.report.scalars().items()})
 

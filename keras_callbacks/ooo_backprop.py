@@ -1,4 +1,4 @@
-"""Is the one line in ``model.fit``."""
+"""Defines ``OOOBackprop``, the one line to add in ``model.fit``."""
 
 from __future__ import annotations
 
@@ -80,30 +80,30 @@ class OOOBackprop(Callback):
         self._life = FitLife(mode_for(options))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy, or one that was pickled, has the options and has trained nothing: tuners copy callbacks."""
+        """Pickle or copy the options only, as a callback that has trained nothing: tuners copy callbacks."""
         return type(self), (self._life.mode.options,)
 
     @property
     def report(self) -> Report:
-        """Return what was found, planned and measured for the model trained last."""
+        """Return the report on the model trained last: what was found, planned and measured."""
         return self._life.mode.describe()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Puts the mode's training in the place of the model's train function."""
+        """Put the mode's training in the place of the model's train function."""
         self._life.begin(self.model, self.params)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Ranks, where there are several, agree on the steps of the epoch."""
+        """Have ranks, if there are several, agree on the steps of the epoch."""
         self._life.epoch_begin(epoch)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Ranks count the samples before validation resets that; they average an evaluation of its own."""
+        """Count the samples before validation resets them; ranks average an evaluation of its own."""
         self._life.test_begin(self.model)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Ranks average ``logs`` over all of them, for the callbacks listed after this one."""
+        """Average ``logs`` over all ranks, for the callbacks listed after this one."""
         self._life.epoch_end(epoch, logs)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Puts the model's own train function back and writes the timeline."""
+        """Put the model's own train function back and write the timeline."""
         self._life.finish()

@@ -26,7 +26,7 @@ releases.say_at_import()  # modes, which would say it, load on first use
 
 
 class OOOFunction:
-    """Is a training step that runs rewritten where that is faster; ``.report`` says what happened.
+    """Runs a training step, rewritten where that is faster; ``.report`` says what happened.
 
     Args:
         function: a Python function or a ``tf.function`` over one.
@@ -54,8 +54,7 @@ class OOOFunction:
 
     @property
     def stock(self) -> Any:
-        """Return the ``tf.function`` in TensorFlow's own order: what a ``tf.Module`` saves, under a name of
-        its own.
+        """Return the ``tf.function`` in TensorFlow's own order, for a ``tf.Module`` to save it.
 
         >>> module.saved_step = module.step.stock
         >>> tf.saved_model.save(module, "folder")
@@ -70,12 +69,12 @@ class OOOFunction:
         return self.stock.get_concrete_function(*args, **kwargs)
 
     def experimental_get_tracing_count(self) -> int:
-        """Return how often TensorFlow has traced the stock step, or the rewritten one if more often."""
+        """Return how often TensorFlow has traced the stock or the rewritten step, whichever is more."""
         steps = self.stock, getattr(self._step, "rewritten", self.stock)
         return max(map(traces.trace_count, steps))
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """As a method, each object gets a step, and a report, of its own."""
+        """Give each object a step, and a report, of its own where the step is a method."""
         # A partial or an object with __call__ binds nothing.
         if instance is None or not hasattr(self.python_function, "__get__"):
             return self
@@ -139,9 +138,9 @@ def function(
     ... def train_step(x, y): ...
     >>> train_step.report.summary()
 
-    Some calls alternate between the stock and the rewritten step (each call runs one of them), and the
-    faster is kept.  ``"auto"`` begins with that once 5% of the time of the stock steps so far pay for it,
-    with ``compare=True`` at once.  ``timeline=`` is written once that is decided.
+    Some calls alternate between the stock and the rewritten step (each call runs one of them), and the faster
+    is kept.  ``"auto"`` begins to compare once 5% of the time of the stock steps so far pays for it,
+    ``compare=True`` at once.  ``timeline=`` is written after the decision.
 
     Args:
         fn: what is decorated; left out where options are given in brackets.
@@ -159,7 +158,7 @@ def function(
 
 
 def _name_of(fn: object) -> str:
-    """Return the name of a function, of what a ``functools.partial`` calls, or of an object's class."""
+    """Return a name: of a function, of the function in a ``functools.partial``, or of an object's class."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return str(getattr(fn, "__qualname__", type(fn).__qualname__))

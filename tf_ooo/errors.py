@@ -37,7 +37,7 @@ class MemoryLimitError(OOOError):
     """No order stays within ``memory_limit_bytes``.
 
     ``smallest_bytes`` is the lowest limit that can be kept, None where sizes are not known; the ops
-    of unknown size are in ``unknown``.  ``because``: what no division of the work makes smaller.
+    of unknown size are in ``unknown``.  ``because``: the part that no division of the work makes smaller.
     ``said``: where the limit comes from, if nobody asked for it.
     """
 
@@ -70,7 +70,7 @@ def _why_not(smallest_bytes: int | None, unknown: Sequence[str]) -> str:
 
 
 def _in_brackets(count: int | None, said: str = "") -> str:
-    """Return `` (128.9 MB; a worker says so)``; nothing where bytes read well and there is no text."""
+    """Return `` (128.9 MB; a worker says so)``; empty if bytes read well and there is no text."""
     size = bytes_text(count) if count is not None and count >= 10**6 else ""
     texts = "; ".join(filter(None, (size, said)))
     return f" ({texts})" if texts else ""
@@ -81,13 +81,13 @@ class BackendError(OOOError):
 
 
 def unreadable(error: OSError | UnicodeDecodeError) -> str:
-    """Say why a file cannot be read, without what the caller says anyway."""
+    """Say why a file cannot be read, without repeating what the caller says."""
     if isinstance(error, UnicodeDecodeError):
         return f"it is no text in UTF-8 (byte {error.start})"
     return error.strerror or str(error)
 
 
 def did_you_mean(value: str, accepted: Iterable[str]) -> str:
-    """Return a question, in brackets, if one of the accepted texts is close; else nothing."""
+    """Return a question, in brackets, if one of the accepted texts is close; else an empty text."""
     close = difflib.get_close_matches(value, list(accepted), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -26,8 +26,8 @@ def enabled(options: Options | SingleDevice | None = None) -> AbstractContextMan
 
     Functions that are no training step run as they are.  Yields a Report, complete after the block.
     What was rewritten stays so.  A trace made after the block is not rewritten: call the function
-    inside with each shape and type of arguments that it is to be rewritten for.  ``timeline`` is
-    written at the end of the block.
+    inside with each shape and type of arguments that it is to be rewritten for.  ``timeline`` is written at
+    its end.
 
     Raises:
         OptionsError: not Options, or ``profile_steps`` or ``compare`` among them.

@@ -27,7 +27,7 @@ KIND_WORDS = {
 
 @dataclass(frozen=True)
 class Unit:
-    """Is a unit that numbers are shown in: ``value / size`` and its name."""
+    """Describes a unit in which numbers are shown: ``value / size`` and its name."""
 
     name: str
     size: float
@@ -57,21 +57,21 @@ def time_text(seconds: float | None) -> str:
 
 
 def seconds_text(seconds: float | None) -> str:
-    """Return two decimals: ``12.34 ms``, ``1.20 s``; a dash for None."""
+    """Return the time with two decimals: ``12.34 ms``, ``1.20 s``; a dash for None."""
     if seconds is None:
         return "-"
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"
 
 
 def about_text(seconds: float) -> str:
-    """Return two digits or so: ``25 s``, ``0.9 s``, ``1.1 ms``."""
+    """Return the time with about two digits: ``25 s``, ``0.9 s``, ``1.1 ms``."""
     if seconds < 0.1:
         return f"{seconds * 1e3:.2g} ms" if seconds < 0.01 else f"{seconds * 1e3:.0f} ms"
     return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 def about_count(count: float) -> str:
-    """Return ``27,000`` for 27,158: two digits or so."""
+    """Return the number with about two digits: ``27,000`` for 27,158."""
     return f"{float(f'{count:.2g}'):,.0f}"
 
 
@@ -90,7 +90,7 @@ def bytes_text(count: float | None) -> str:
 
 
 def with_units(text: str) -> str:
-    """Return numbers of bytes in a sentence as :func:`bytes_text` writes them."""
+    """Return the sentence with its numbers of bytes written as :func:`bytes_text` does."""
     return re.sub(r"\b(\d{4,}) bytes( \([\d.]+ [MGT]B\))?", lambda match: bytes_text(int(match[1])), text)
 
 
@@ -101,8 +101,7 @@ def sizes_text(sizes: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True)
 class Places:
-    """Gives ``weight gradient of conv2d``, by the names of ops; of those of no layer the end of their
-    names."""
+    """Names places of ops, such as ``weight gradient of conv2d``; ops of no layer by their name's end."""
 
     of: Mapping[str, str]
 
@@ -118,11 +117,11 @@ class Places:
         )
 
     def listed(self, names: Iterable[str]) -> str:
-        """Return each place once, the first few."""
+        """Return the first few places, each once."""
         return first_of(list(dict.fromkeys(map(self._of, names))))
 
     def told(self, text: str, names: Iterable[str] = ()) -> str:
-        """Return a message with places instead of the names in it; ``names``: what it is about."""
+        """Return a message with places instead of op names; ``names``: the ops that it is about."""
         about = [name for name in names if repr(name) not in text]
         text = _QUOTED.sub(lambda match: self._of(match[1]) if "/" in match[1] else match[0], text)
         return f"{text} ({self.listed(about)})" if about else text

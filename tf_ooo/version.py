@@ -1,3 +1,3 @@
-"""Holds the version of this package, for whoever may not import it whole."""
+"""Holds the version of this package, for those who must not import all of it."""
 
 __version__ = "0.1.0"

@@ -1,5 +1,4 @@
-"""Defines ``tf-ooo doctor``: each function looks at one thing that is installed, says how it is and what to
-do."""
+"""Defines ``tf-ooo doctor``: each function checks one installed thing, and says how it is and what to do."""
 
 from __future__ import annotations
 
@@ -28,12 +27,12 @@ _STYLES = {"ok": "green", "absent": "yellow", "broken": "bold red"}
 
 @dataclass(frozen=True)
 class Finding:
-    """Says how one thing is.
+    """Says how one checked thing is.
 
     Args:
         state: ``"ok"``; ``"absent"`` for what training can do without; ``"broken"`` for what it needs.
-        fact: what is there.
-        advice: what to do about it; empty where there is nothing to do.
+        fact: says what is there.
+        advice: says what to do about it; empty if there is nothing to do.
     """
 
     state: State
@@ -85,7 +84,7 @@ def plug_in() -> Finding:
 
 
 def gpus() -> Finding:
-    """Return the GPUs that TensorFlow sees; says so where the machine has one that it does not see."""
+    """Return the GPUs that TensorFlow sees; say so if the machine has one that it does not see."""
     import tensorflow as tf
 
     names = [
@@ -176,7 +175,7 @@ _WITH_TENSORFLOW = {"Keras": keras, "plug-in": plug_in, "GPUs": gpus, "XLA": xla
 
 
 def findings(cluster: str | None = None) -> Iterator[tuple[str, Finding]]:
-    """Yield each thing that is looked at and how it is; what needs TensorFlow is left out without it.
+    """Yield each checked thing and how it is; without TensorFlow, checks that need it are left out.
 
     Args:
         cluster: ``"host1:port,host2:port"``, whose addresses are asked too; None: what TF_OOO_CLUSTER says.
@@ -197,7 +196,7 @@ def findings(cluster: str | None = None) -> Iterator[tuple[str, Finding]]:
 
 
 def _told(check: Callable[[], Finding]) -> Finding:
-    """Run a check; an error is an answer as well, because the checks after it are wanted too."""
+    """Run a check and return an error as its result, because later checks are wanted, too."""
     try:
         return check()
     except OOOError as error:
@@ -208,7 +207,7 @@ def _told(check: Callable[[], Finding]) -> Finding:
 
 
 def _named(error: Exception) -> str:
-    """Return ``RuntimeError: its first line``, for errors of others, whose text alone may say little."""
+    """Return ``RuntimeError: its first line``, as the text of others' errors alone may say little."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

@@ -32,7 +32,7 @@ _NO_GAIN = (
 
 
 def build_model() -> keras.Model:
-    """Return a small conv net, compiled; the same weights every time."""
+    """Return a small compiled conv net with the same weights every time."""
     keras.utils.set_random_seed(SEED)
     layers: list[Any] = [keras.Input((8, 8, 1))]
     for filters in (32, 64, 64):
@@ -60,7 +60,7 @@ def train(
 
 
 def run_demo(out: Path, epochs: int, schedule: str) -> Report:
-    """Shows devices that wait for each other, then one that does not; writes the report into ``out``."""
+    """Show devices that wait for each other, then one that does not; write the report into ``out``."""
     console = Console(soft_wrap=True)
     run_emulated(console)
     console.rule("This machine's own device: a conv net on digits")

@@ -20,7 +20,7 @@ from tf_ooo.planning.policies import POLICIES
 
 
 class _Amount(click.ParamType):  # type: ignore[type-arg]
-    """Is a value that one of the library's parsers reads."""
+    """Reads an option's value with one of the library's parsers."""
 
     def __init__(self, name: str, parse: Callable[[str], object]) -> None:
         self.name, self._parse = name, parse
@@ -35,7 +35,7 @@ class _Amount(click.ParamType):  # type: ignore[type-arg]
 
 
 def _stages(text: str) -> list[str] | list[list[str]]:
-    """``a,b`` are where stages begin, ``a,b;c,d`` the layers of each."""
+    """Read ``a,b``, where stages begin, or ``a,b;c,d``, the layers of each stage."""
     groups = [[name.strip() for name in group.split(",")] for group in text.split(";")]
     return groups if len(groups) > 1 else groups[0]
 
@@ -49,7 +49,7 @@ def _speeds(text: str) -> tuple[float, ...]:
 
 
 def _limits(text: str) -> int | tuple[int, ...]:
-    """Read ``16GiB``, of all devices, or ``16GiB,8GiB``, of each."""
+    """Read ``16GiB``, for all devices, or ``16GiB,8GiB``, one for each."""
     limits = tuple(map(parse_bytes, text.split(",")))
     return limits if len(limits) > 1 else limits[0]
 
@@ -61,7 +61,7 @@ BYTES = _Amount("bytes", _limits)
 
 
 def with_devices(table: CostTable, link: Link | None, speeds: tuple[float, ...] | None) -> CostTable:
-    """Return the table with what is given."""
+    """Return the table with the link and speeds that are given."""
     between = table.link if link is None else link
     return dataclasses.replace(
         table, link=between if speeds is None else dataclasses.replace(between, speeds=speeds)

@@ -24,7 +24,7 @@ EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 
 def picture_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --html, --png, --trace and --json, which :class:`Outputs` holds."""
+    """Add the options --html, --png, --trace and --json, which :class:`Outputs` holds."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table."),
         click.option("--trace", type=FILE, help="Write a Chrome trace (ui.perfetto.dev opens it)."),
@@ -37,7 +37,7 @@ def picture_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Says what a command is to print and to write."""
+    """Says what a command prints and writes."""
 
     as_json: bool
     html: Path | None
@@ -55,14 +55,14 @@ class Outputs:
         notes: Sequence[str] = (),
         **facts: Any,
     ) -> None:
-        """Writes pictures and ``texts``, prints the rest.  ClickException where a file cannot be written.
+        """Write pictures and ``texts``, print the rest.  ClickException: a file cannot be written.
 
         Args:
-            timeline: to show.
+            timeline: the timeline to show.
             page: what --html writes.
             layers: their names by number, for --trace.
-            table, notes: printed with it; with --json instead what is known of it and the ``facts``.
-            texts: files, and what makes their text.
+            table, notes: printed with it; --json prints the timeline's figures and the ``facts`` instead.
+            texts: files, and functions that return their text.
         """
         saves: list[tuple[Path | None, Callable[[Path], object]]] = [
             (self.html, lambda path: write_page(path, page_html(page()))),

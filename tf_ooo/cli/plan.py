@@ -173,7 +173,7 @@ def _show_plan(
 
 
 def _mode_of(problem: Problem, schedule: str, mode: str | None) -> str:
-    """Return the mode that is planned: as asked, a named schedule's, or the usual one."""
+    """Return the mode to plan: as asked, a named schedule's, or the usual one."""
     usual = on_paper.usual_mode(problem, mode)
     modes = (usual,) if mode is not None or schedule == "auto" else policy_named(schedule).modes
     return usual if usual in modes else modes[0]
@@ -216,7 +216,7 @@ def _compare(problem: Problem, schedule: str, mode: str | None) -> list[Candidat
 
 
 def _timeline(plan: Plan) -> Timeline:
-    """Return the timeline of several steps if one does not show all."""
+    """Return the timeline of several steps, if one does not show all."""
     schedule = plan.schedule
     # An asynchronous schedule's micro-batches are steps, and a pipeline's bubble is that of one step.
     steps = 1 if schedule.asynchronous or schedule.mode == "pipeline" else _SEVERAL_STEPS
@@ -302,7 +302,7 @@ def _names_of(layers: Sequence[LayerCosts]) -> dict[int, str]:
 
 
 def _stage_notes(schedule: Schedule, layers: Sequence[LayerCosts]) -> Iterator[str]:
-    """Yield what the user's own stages have to hold."""
+    """Yield notes on the layers that the user's own stages have to hold."""
     for stage, rank in enumerate(schedule.device_of_stage):
         held = schedule.layers_of(stage)
         ends = [layers[number].name or f"layer {number}" for number in (held[0], held[-1])]
@@ -322,8 +322,7 @@ def _places(schedule: Schedule, count: int) -> list[str]:
 
 @contextlib.contextmanager
 def said_to_a_file(problem: Problem) -> Iterator[None]:
-    """Say one line on the standard error, where that is no terminal and planning takes long: nothing
-    hangs."""
+    """Say in a line on stderr, if that is no terminal, that planning takes long: nothing hangs."""
     if Console(file=sys.stderr).is_terminal:
         yield
         return
@@ -335,9 +334,9 @@ def said_to_a_file(problem: Problem) -> Iterator[None]:
 
 
 class Bar:
-    """Shows, inside ``progress``, which of ``total`` schedules is made, and how far its own search is.
+    """Shows, inside ``progress``, which of ``total`` schedules is made, and its search's progress.
 
-    On the standard error, where that is a terminal.
+    It is shown on the standard error if that is a terminal.
     """
 
     def __init__(self, total: int) -> None:
@@ -353,11 +352,11 @@ class Bar:
         self._search = self.progress.add_task("search", total=1, visible=False)
 
     def policy(self, name: str) -> None:
-        """The next schedule is begun."""
+        """Show that the next schedule is begun."""
         self.progress.update(self._policies, advance=1, description=f"{name:<20}")
         self.progress.update(self._search, visible=False)
 
     def search(self, done: int, of: int, best_s: float) -> None:
-        """A search has tried ``done`` of ``of`` schedules."""
+        """Show that a search has tried ``done`` of ``of`` schedules."""
         text = f"  best {time_text(best_s):<13}"
         self.progress.update(self._search, completed=done, total=of, visible=True, description=text)

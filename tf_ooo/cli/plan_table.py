@@ -1,4 +1,4 @@
-"""Defines the table of ``tf-ooo plan``: what was compared, and what each candidate gives."""
+"""Defines the table of ``tf-ooo plan``: the candidates, and the figures of each."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ _FULL_WIDTH = 120
 
 @dataclass(frozen=True)
 class CandidateRows:
-    """Lists candidates, the fastest first; ``reference`` is what all are compared with, ``rows`` those of a
-    micro-batch."""
+    """Lists candidates, the fastest first, compared with ``reference``; ``rows``: those of a micro-batch."""
 
     compared: Sequence[Candidate]
     reference: Candidate | None
     rows: int | None
 
     def table(self, chosen: str) -> Table:
-        """Return the table, with the reason why some cannot be taken, or what a memory limit costs them."""
+        """Return the table, with the reason why some cannot be taken, or the cost of a memory limit."""
         look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1), "pad_edge": False}
         table = Table(title="Predicted, the fastest first", title_justify="left", **look)
         table.add_column("schedule", no_wrap=True)
@@ -48,7 +47,7 @@ class CandidateRows:
         return table
 
     def cells(self, chosen: str) -> tuple[list[str], list[list[str]], range, int | None]:
-        """Return a page's header, rows, which columns are numbers, and which row is that of the chosen."""
+        """Return a page's header, rows, the columns that are numbers, and the row of the chosen candidate."""
         columns = [column.replace("-\n", "-").replace("\n", " ") for column in self._columns()]
         remarks = any(self._costs_text(candidate) for candidate in self.compared)
         header = ["schedule", "step", "idle", "peak memory", *columns, *(["remark"] if remarks else [])]
@@ -91,12 +90,12 @@ class CandidateRows:
 
     @cached_property
     def squeezed(self) -> dict[str, figures.Squeezed]:
-        """Return what the memory limit costs each candidate that it changed, by name."""
+        """Return the cost of the memory limit for each candidate that it changed, by name."""
         return {each.name: cost for each in self.compared if (cost := figures.squeezed(each)) is not None}
 
     @cached_property
     def recomputed(self) -> dict[str, figures.Recomputed]:
-        """Return what runs again, by name of the candidate, where something does."""
+        """Return the layers that run again, by name of the candidate, if any do."""
         return {
             each.name: cost for each in self.compared if (cost := figures.recomputation(each)) is not None
         }

@@ -1,5 +1,4 @@
-"""Defines layers whose tasks hold their device for a time instead of computing, as kernels would hold a
-GPU."""
+"""Defines layers whose tasks occupy their device for a time instead of computing, as kernels do."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ _WAIT = tf.load_op_library(str(library())).ooo_wait
 class Emulated(keras.layers.Layer):  # type: ignore[misc]
     """Multiplies by a vector, so that there is a weight with a gradient.
 
-    ``seconds``: what F, dO and dW take, whatever the number of rows.
+    ``seconds``: of F, dO and dW, for any number of rows.
     """
 
     def __init__(self, seconds: tuple[float, float, float], **settings: Any) -> None:
@@ -31,7 +30,7 @@ class Emulated(keras.layers.Layer):  # type: ignore[misc]
         self.weight = self.add_weight(shape=(shape[-1],), initializer="ones", name="weight")
 
     def call(self, x: Any) -> Any:
-        """Return the product, once F has taken its seconds; so do the gradients."""
+        """Return the product, after the seconds of F; gradients take theirs."""
         forward_s, output_grad_s, weight_grad_s = self.seconds
 
         def run(x: Any, weight: Any) -> Any:
@@ -47,7 +46,7 @@ class Emulated(keras.layers.Layer):  # type: ignore[misc]
 def emulated_model(
     layers: Sequence[Emulated], rows: int, width: int, seed: int
 ) -> tuple[keras.Model, Any, Any]:
-    """Compile a model of such layers, and make a batch for it; the same weights and data every time."""
+    """Return a compiled model of such layers, and a batch for it, the same every time."""
     keras.utils.set_random_seed(seed)
     model = keras.Sequential([keras.Input((width,)), *layers], name="emulated")
     model.compile(optimizer="sgd", loss="mse", jit_compile=False)

@@ -1,4 +1,4 @@
-"""Draws what each way's devices did in a step, as rows of letters and colours on one scale."""
+"""Draws how each way's devices spent a step, as rows of letters and colours on one scale."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _row(way: Trained, device: int, moments_s: Sequence[float]) -> Text:
 
 
 def verdict(ways: Sequence[Trained]) -> str:
-    """Say in a line how many times as fast ours is, and whose weights it has."""
+    """Say in a line how many times as fast ours is, and whether its weights are the same."""
     stock, other, ours = ways
     bits = "the same bits" if ours.same_bits else "OTHER WEIGHTS"
     return (

@@ -32,11 +32,11 @@ Costs = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Trained:
-    """This is what one way came to.
+    """Holds the results of one way.
 
     ``steps_s``: seconds of each counted step.  ``tasks``: device, kind, start and end in seconds of each task
-    of the median step.  ``difference``: the largest one of a weight from stock's.  ``same_bits``: whether all
-    weights are those of 1F1B at the end; None: it is another sum.
+    in the median step.  ``difference``: the largest of a weight from stock's.  ``same_bits``: whether all
+    weights equal 1F1B's at the end; None: sums are in another order.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Trained:
 
 
 def gpt_shares(blocks: int) -> list[Costs]:
-    """Return F, dO and dW beside a block's F: an embedding has no dO, a head takes two and a half blocks."""
+    """Return F, dO and dW relative to a block's F: an embedding has no dO, a head takes 2.5 blocks."""
     return [(0.25, 0.0, 0.25), *[(1.0, 1.05, 0.95)] * blocks, (2.5, 2.5, 2.5)]
 
 
@@ -64,7 +64,7 @@ def layer_seconds() -> list[Costs]:
 def trained() -> list[Trained]:
     """Train in a process of its own, as devices must be made before TensorFlow's first op.
 
-    BackendError: the process failed; the text is the end of what it said.
+    BackendError: the process failed; the text is the end of its output.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "trained.json"
@@ -85,7 +85,7 @@ def trained() -> list[Trained]:
 
 
 def main(out: str) -> None:
-    """Train each way, and write what it came to as JSON."""
+    """Train each way, and write the results as JSON."""
     import numpy as np
     import tensorflow as tf
 
@@ -133,9 +133,9 @@ def _train(name: str, log: Log, folder: Path) -> tuple[Trained, list[Any]]:
 
 
 def _ours(name: str, folder: Path) -> Any:
-    """Return the callback of a pipeline that is planned for what the tasks take.
+    """Return the callback of a pipeline that is planned with the tasks' seconds.
 
-    The schedule is a file's, with which layers stay whole: a wait does not tell how it would be divided.
+    The schedule is read from a file, so that layers stay whole: a wait cannot be divided.
     """
     import tf_ooo
     from tf_ooo.costs.table import CostTable
@@ -151,7 +151,7 @@ def _ours(name: str, folder: Path) -> Any:
 
 
 def _watch(log: Log, add: Callable[[float, Any], None]) -> Any:
-    """Return a callback that hands over the seconds of each step, and what ran in it."""
+    """Return a callback that hands over the seconds of each step, and the tasks that ran in it."""
     import keras
 
     began_s: list[float] = []

@@ -1,4 +1,4 @@
-"""Has the library with the op OooWait, and reads its log of what ran when; no TensorFlow is imported."""
+"""Loads the library of the op OooWait, and reads its log of what ran when, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def library() -> Path:
 
 
 class Log:
-    """Read what waits have written into the file that all processes of a run map."""
+    """Reads the log that waits write into a file, which all processes of a run map."""
 
     def __init__(self, path: str) -> None:
         mapped = np.memmap(path, np.uint8, "r+", shape=(_HEAD_BYTES + _RECORDS * RECORD.itemsize,))
@@ -34,19 +34,19 @@ class Log:
         self._read = 0
 
     def wait(self, scale: float) -> None:
-        """Have all tasks take so many times their seconds from now on; 0: none."""
+        """Scale the seconds of all tasks by ``scale`` from now on; 0: no time."""
         self._scale[0] = scale
 
     def new(self) -> np.ndarray:
-        """Return what was written since this was called last."""
+        """Return the records written since the last call."""
         first, self._read = self._read, int(self._next[0])
         return self._records[np.arange(first, self._read) % _RECORDS].copy()
 
 
 def prefer() -> bool:
-    """Let this process' threads go before others: what is emulated has its processor for itself.
+    """Give this process' threads priority, as an emulated device has a processor of its own.
 
-    Waiting threads wake milliseconds late on a busy machine otherwise.  False: that is not allowed.
+    Otherwise waiting threads wake milliseconds late on a busy machine.  Returns False if not allowed.
     """
     for thread in os.listdir("/proc/self/task"):
         try:

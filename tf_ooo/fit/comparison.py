@@ -1,4 +1,4 @@
-"""Compares stock with rewritten steps: they take turns, are timed, and the faster is kept on all ranks."""
+"""Compares stock with rewritten steps: they take turns and are timed; all ranks keep the faster."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from tf_ooo.units import seconds_text
 
 # Tests which of two steps is faster, on pairs of their times; one may look after every pair. The test is
 # Wilcoxon's on the ratios of pairs, one step of each, taken one after the other. If the two take equally
-# long, chance says which is the slower one of a pair, whatever the noise is like; then signs and ranks of
-# ratios follow one known law, and so does what repeated looks at them show. Levels were found by simulating
-# that law: looks that are wrong in 2.5% of cases each would together be wrong more often. Libraries of
-# confidence sequences (confseq, expectation) need bounds or hundreds of pairs; here are 19.
+# long, chance says which is the slower one of a pair, whatever the noise is like. Then signs and ranks of
+# ratios follow one known law, and so do repeated looks at them. Levels were found by simulating that law:
+# looks that are wrong in 2.5% of cases each would together be wrong more often. Libraries of confidence
+# sequences (confseq, expectation) need bounds or hundreds of pairs; here are 19.
 
 # Steps of a comparison altogether, the ones that warm up included.
 MOST_STEPS = 40
 # A gain below 2% is not worth having.
 WORTH = 0.02
-# Each look, up to that at 19 pairs, has these levels. In all of them together equal steps are called faster
-# in 2.3% of cases, a gain of WORTH is called none in 9%: tests/unit/test_sequential.py.
+# Each look, up to that at 19 pairs, has these levels. Over all looks together, equal steps are called faster
+# in 2.3% of cases, and a gain of WORTH is called none in 9%: tests/unit/test_sequential.py.
 FASTER_LEVEL = 0.0075
 NO_GAIN_LEVEL = 0.03
 
 
 @dataclass(frozen=True)
 class Look:
-    """Says what so many pairs of steps show.
+    """Says what the first so many pairs of steps show.
 
-    It is sure that the second step is ``faster``, or that there is ``no_gain``: slower, or faster by less
-    than WORTH.  ``interval``: where the first one's seconds over the second one's are, in 95% of cases,
-    however often one looks; None: of fewer pairs than seven nothing is known.
+    Either it is sure that the second step is ``faster``, or that there is ``no_gain``: slower, or faster by
+    less than WORTH.  ``interval``: the 95% interval of the first step's seconds over the second's, valid
+    however often one looks; None: fewer than seven pairs, which tell nothing.
     """
 
     faster: bool
@@ -54,10 +54,10 @@ class Look:
 
 
 def look_at(stock_s: Sequence[float], ours_s: Sequence[float]) -> Look:
-    """Return the seconds of steps that took turns; the last of a longer list is left out.
+    """Compare the seconds of steps that took turns; the end of a longer list is left out.
 
-    The bounds are Hodges' and Lehmann's: means of any two logarithms of ratios, sorted, without as many as
-    the signed-rank test at that level allows.  So the test and the interval never say different things.
+    The bounds are Hodges' and Lehmann's: means of any two logarithms of ratios are sorted, and as many are
+    cut off as the signed-rank test at that level allows.  So the test and the interval always agree.
     """
     ratios = [math.log(stock / ours) for stock, ours in zip(stock_s, ours_s, strict=False)]
     means = sorted((a + b) / 2 for a, b in itertools.combinations_with_replacement(ratios, 2))
@@ -72,7 +72,7 @@ def look_at(stock_s: Sequence[float], ours_s: Sequence[float]) -> Look:
 
 @functools.cache
 def _left_out(pairs: int, level: float) -> int | None:
-    """Return how many means to leave out at an end; None: too few pairs to reach the level."""
+    """Return how many means to cut off at each end; None: too few pairs to reach the level."""
     below, count = 0.0, 0
     for ways in _rank_sums(pairs):
         below += ways / 2**pairs
@@ -94,30 +94,30 @@ def _rank_sums(pairs: int) -> list[int]:
 
 
 STOCK, REWRITTEN = "stock", "rewritten"
-# Steps of more kinds than these are of one kind, or inputs that are never alike would never be compared.
+# Steps of more kinds than these count as one kind: inputs that are never alike would never be compared.
 _MOST_KINDS = 16
 _OTHER_KINDS = "others"
-# Turns are taken on one kind of step, until there are so many times as many of another.
+# Turns are taken on one kind of step, until another kind is so many times as frequent.
 _OUTNUMBERED = 2
-# A step that took so many times the median was interrupted: that is not how much steps differ.
+# A step that took so many times the median was interrupted and is left out.
 _INTERRUPTED = 1.5
 # After so many of each of several rewritten steps the best one is compared with stock.
 _SELECTED = 2
-# The share of the steps whose distance from the median is the noise or less.
+# The share of the steps whose distance from the median is at most the noise.
 _WITHIN_NOISE = 0.75
 AS_ASKED = "applied as asked"
 
 
 class StepTimes:
-    """Takes turns; the first step of each on a kind of input warms up, the next ones are timed.
+    """Takes turns; the first step of each kind of input warms up, the next ones are timed.
 
-    Only steps of one kind are compared.  A step in which TensorFlow traced a function is no sample: it did
-    other work than a step does.  Of several rewritten steps the best of a few is taken first; that one and
-    stock are then timed anew: the best of several is often only the luckiest.
+    Only steps of one kind are compared.  A step in which TensorFlow traced a function is no sample, since it
+    did other work, too.  If there are several rewritten steps, the best after a few samples is chosen first.
+    That one and stock are then timed anew, because the best of several is often only the luckiest.
 
-    ``profile_steps`` of each are timed, 0 of none; ``until_sure`` as many as tell which is faster, at most
-    :data:`MOST_STEPS` steps altogether.  Turns follow from the calls of :meth:`add` alone, and with one
-    rewritten step not from the seconds.
+    ``profile_steps`` of each are timed; with ``until_sure`` as many as tell which is faster, at most
+    :data:`MOST_STEPS` altogether.  Turns depend on the calls of :meth:`add` only, and with one rewritten step
+    not on the seconds.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class StepTimes:
 
     @property
     def first_rewrite(self) -> str:
-        """Return the first rewritten step that is still there."""
+        """Return the first rewritten step that has not been dropped."""
         return next(way for way in self._rounds[0].order if way != STOCK)
 
     @property
@@ -156,10 +156,10 @@ class StepTimes:
         return look_at(stock_s, next(iter(seconds.values())) if len(seconds) == 1 else ())
 
     def add(self, which: str, seconds: float, traced: bool, kind: Hashable = None) -> bool:
-        """Takes note of a step; returns whether it counts.
+        """Take note of a step; return whether it counts.
 
-        ``traced``: it did more than a step does.  ``kind``: equal for steps that do equal work, such as the
-        shapes of the inputs.
+        ``traced``: TensorFlow traced in it.  ``kind``: equal for steps that do equal work, such as the shapes
+        of inputs.
         """
         self.steps += 1
         counts = self._rounds[-1].add(which, seconds, traced, kind)
@@ -175,7 +175,7 @@ class StepTimes:
 
     @property
     def done(self) -> bool:
-        """Return whether each step has its samples; or which is faster is known, or never will be."""
+        """Return whether all samples are there, or it is known which is faster, or never will be."""
         if not self.profile_steps:
             return self.steps > 0
         if self.until_sure:
@@ -196,17 +196,16 @@ class StepTimes:
         return f"{timed} of {len(samples) * self.profile_steps} steps timed"
 
     def shown(self) -> str:
-        """Return ``stock 12.00 ms, rewritten 11.00 ms``, the medians; then ``again: ...`` of two that
-        were."""
+        """Return the medians, ``stock 12.00 ms, rewritten 11.00 ms``, then those of a second timing."""
         return "; again: ".join(_medians_text(turns.leading()) for turns in self._rounds)
 
 
 class _Turns:
     """Takes turns among steps that are timed on inputs of several kinds.
 
-    Inputs alternate, as a short batch at the end of each epoch: turns by number alone would give it to the
-    same step each time.  So turns are taken on one kind, and what a step ran on is known when it has run.
-    Steps have warmed up in the turns ``after`` which these come.
+    Inputs may alternate, as with a short batch at the end of each epoch: turns by number alone would give it
+    to the same step each time.  So turns are taken on one kind, which is known once a step has run. Steps
+    have warmed up in the turns ``after`` which these come.
     """
 
     def __init__(self, order: Sequence[str], after: _Turns | None = None) -> None:
@@ -217,7 +216,7 @@ class _Turns:
 
     @property
     def next(self) -> str:
-        """Return the step with fewest samples; of equal ones that which ran least, then the first."""
+        """Return the step with fewest samples; among equals the one that ran least, then the first."""
         runs, samples = self._runs.get(self._lead, Counter()), self._samples.get(self._lead, {})
         return min(self.order, key=lambda way: (len(samples.get(way, ())), runs[way]))
 
@@ -238,16 +237,16 @@ class _Turns:
         self.order = tuple(way for way in self.order if way != which)
 
     def done(self, enough: int) -> bool:
-        """Return whether each step has enough samples of one kind of inputs."""
+        """Return whether each step has enough samples on one kind of inputs."""
         return self._complete(enough) is not None
 
     def leading(self) -> dict[str, list[float]]:
-        """Return the samples of the kind of inputs that turns are taken on."""
+        """Return the samples on the kind of inputs that turns are taken on."""
         samples = self._samples.get(self._lead, {})
         return {way: samples.get(way, []) for way in self.order}
 
     def samples(self, enough: int) -> dict[str, list[float]]:
-        """Return the samples of the first kind of which each step has enough; else :meth:`leading`."""
+        """Return the samples on the first kind of inputs with enough for each step; else :meth:`leading`."""
         return self._complete(enough) or self.leading()
 
     def _complete(self, enough: int) -> dict[str, list[float]] | None:
@@ -262,9 +261,9 @@ class Comparison:
     """Compares stock and rewritten steps side by side.
 
     Attributes:
-        stock_s, rewritten_s: the medians, of several rewritten steps that of the fastest, ``best``.
-        noise_s: the larger of the two distances from the median that three of four steps keep, interrupted
-            ones left out: the largest of three steps.
+        stock_s, rewritten_s: the medians; with several rewritten steps that of the fastest, ``best``.
+        noise_s: within this distance from the median are three of four steps, interrupted ones left out; the
+            larger of stock's and the rewritten step's.
     """
 
     stock_s: float
@@ -280,7 +279,7 @@ class Comparison:
         return cls(medians_s[STOCK], medians_s[best], noise_s, best)
 
     def why_not_after(self, look: Look, steps: int) -> str:
-        """Say why stock is kept, by a test on pairs of so many steps; empty: it is not."""
+        """Say why stock is kept, by the test on so many steps; empty: it is not kept."""
         if look.faster:
             return ""
         within = "" if look.interval is None else ", {:.2f}x to {:.2f}x as fast".format(*look.interval)
@@ -302,7 +301,7 @@ def _medians_text(seconds: Mapping[str, Sequence[float]]) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Says which step is kept, and why if that is stock; ``seconds`` are those of the slowest rank."""
+    """Says which step is kept, and why if that is stock; ``seconds`` are the slowest rank's."""
 
     which: str
     why_not: str = ""
@@ -310,11 +309,11 @@ class Verdict:
 
 
 class StepComparison:
-    """Fills in the report's times, and what it says of the verdict, to which all ``ranks`` come together.
+    """Fills in the report's times and the text of the verdict, which all ``ranks`` reach together.
 
-    ``stock_may_stay``: stock steps may be all that ever runs; not where the order is asked for, or
-    ``limited`` by a memory limit, which the stock order may not keep.  ``asked``: the user wants to know
-    which is faster, also where the order is asked for and stays: as many steps as tell are timed.
+    ``stock_may_stay``: the fit may run stock steps only.  That is not so where the order is asked for, or
+    ``limited`` by a memory limit, which the stock order may exceed.  ``asked``: the user wants to know which
+    is faster, even if the order stays: steps are timed until that is clear.
     """
 
     def __init__(
@@ -337,16 +336,16 @@ class StepComparison:
         self.times = StepTimes(options.profile_steps, stock_first, rewrites, options.may_fall_back or asked)
 
     def add(self, which: str, seconds: float, traced: bool, kind: Hashable = None) -> bool:
-        """Add seconds as :meth:`StepTimes.add` does; ranks all add those of the slowest, and decide alike."""
+        """Add seconds as :meth:`StepTimes.add` does; all ranks add the slowest's, so they decide alike."""
         if self._ranks.size > 1:
             everyone = self._ranks.gather((seconds, traced))
             seconds, traced = max(each for each, _ in everyone), any(each for _, each in everyone)
         return self.times.add(which, seconds, traced, kind)
 
     def verdict(self, beside: Mapping[str, Sequence[float]] | None = None) -> Verdict | None:
-        """Return None as long as some are still to be timed; where none are, all ranks call this together.
+        """Return None while steps are still to be timed; afterwards all ranks call this together.
 
-        ``beside``: seconds of other steps, which come with the verdict and are not compared.
+        ``beside``: seconds of other steps, which are not compared but come with the verdict.
         """
         may_fall_back, times = self.options.may_fall_back, self.times
         if times.done and not times.profile_steps:
@@ -386,7 +385,7 @@ class StepComparison:
         return compared
 
     def keep_rewritten(self, because: str = "") -> None:
-        """Says so; ``because`` of something else than its speed."""
+        """Say that the rewritten step stays; ``because``: a reason other than its speed."""
         because = because or ("" if self.options.may_fall_back else AS_ASKED)
         self.report.put(Outcome(kept_because=because))
 

@@ -1,9 +1,9 @@
 """Runs a training step as stock or rewritten, times both, keeps the faster.
 
-Every call runs exactly one of the two, so the training state advances once a call; their results
-are the same bits, so it does not matter which one runs.  One thing forbids going to and fro: random
-numbers drawn from a state that each compiled op keeps to itself (``tf.random.normal`` and friends;
-Keras' own layers keep theirs in variables).  Both are looked through for such ops before the first step.
+Every call runs exactly one of the two, so the training state advances once a call; their results are the same
+bits, so it does not matter which one runs.  One thing forbids alternating: random numbers drawn from a state
+that each compiled op keeps to itself (``tf.random.normal`` and friends; Keras' own layers keep theirs in
+variables).  Both steps are searched for such ops before the first one runs.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _CHANGED = "traced again, the step is another than it was: something that it rea
 
 
 class StepController:
-    """Is callable in place of the step, from any thread; its ``experiment`` says which step runs.
+    """Stands in the place of the step, called from any thread; its ``experiment`` says which step runs.
 
     Args:
         stock, rewritten: the step as TensorFlow runs it, and as a function of its own, not traced yet.
         session: traced functions are rewritten inside ``session.tracing()``.
         inputs: finds the real sizes of batches, for the memory limit.
         on_decided: called once it is known which of the two is kept.
-        more_steps: more rewritten ones by name; of all the fastest is kept.
+        more_steps: more rewritten steps by name; the fastest of all is kept.
         samples_seen: tells how many samples the steps so far have seen, where arguments do not show it.
         never_pays: why ``"auto"`` compares nothing unless it is asked to.
 
@@ -103,7 +103,7 @@ class StepController:
         )
 
     def begin_fit(self, executions: int | None, together: int) -> None:
-        """Take note of the executions that a ``fit`` has, and of the steps in each; None: nobody knows."""
+        """Take note of a fit's executions and of the steps in each; None: the number is not known."""
         self._together, phase = together, self.experiment.phase
         if isinstance(phase, StockFirst):
             ways, trace_s = phase.budget.ways, phase.budget.trace_s
@@ -113,7 +113,7 @@ class StepController:
 
     @property
     def choice(self) -> str | None:
-        """Return the step that is kept; None as long as that is open."""
+        """Return the step that is kept; None while that is open."""
         phase = self.experiment.phase
         return phase.which if isinstance(phase, KeptStep) else None
 
@@ -133,12 +133,12 @@ class StepController:
 
     @property
     def settled(self) -> bool:
-        """Return whether one order is kept, and its ops have been measured if they are going to be."""
+        """Return whether one order is kept, and its ops have been measured if they are to be."""
         phase = self.experiment.phase
         return isinstance(phase, KeptStep) and phase.settled
 
     def _with_limit(self, call: Call) -> Any:
-        """Run a step with a limit: peaks are known once planned, so new inputs go to the rewritten step."""
+        """Run a step with a limit. Peaks are known once planned, so new inputs go to the rewritten step."""
         phase = self.experiment.phase
         args, seen = self.inputs.look(*call)
         call = args, call[1]
@@ -152,7 +152,7 @@ class StepController:
 
     @property
     def _ours(self) -> str:
-        """Return the rewritten step that is kept; until one is, the first."""
+        """Return the rewritten step that is kept; before that the first one."""
         return self.comparison.times.first_rewrite if self.choice in (None, STOCK) else str(self.choice)
 
     def run(self, which: str | None, call: Call) -> Any:
@@ -195,7 +195,7 @@ class StepController:
         return left[0]
 
     def begin(self, call: Call) -> None:
-        """Begin to compare, unless it is known already which step is kept."""
+        """Begin to compare, unless it is already known which step is kept."""
         never = self.options.may_fall_back and self.options.compare is False
         self.experiment.enter(Comparing(self.experiment, self.comparison, self._take_turn, self._decide))
         if never and self.comparison.stock_may_stay:
@@ -214,10 +214,9 @@ class StepController:
         return Turn(outputs, seconds, traced, kind=(nests.shapes_of(call), samples))
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Trace both now: what a callback changes in Python after the first step is in neither, as in stock
-        order.
+        """Trace both now, so that changes that callbacks make in Python after the first step affect neither.
 
-        Keeps to one of the two if the step draws from op-held random state.
+        Only one of the two runs from now on if the step draws from random state held by an op.
         """
         if not self.options.profile_steps and not self.comparison.stock_may_stay:
             return  # the rewritten step runs in any case
@@ -233,7 +232,7 @@ class StepController:
             traces.trace(self.stock, args, kwargs)
 
     def _trace_ours(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Trace the rewritten step; return the reason if an op of it draws from a state of its own."""
+        """Trace the rewritten step; return the reason if one of its ops draws from a state of its own."""
         started = time.perf_counter()
         with self.session.tracing():
             traces.trace(self.rewritten, args, kwargs)
@@ -241,7 +240,7 @@ class StepController:
         return traces.random_state(self.rewritten)
 
     def _check(self, which: str) -> None:
-        """Takes note of new plans and failures of a rewritten step, which has just run."""
+        """Take note of new plans and failures of a rewritten step that has just run."""
         for name, error in self.session.failed():
             # ``strict`` allows no errors of the graph.
             refused = self.options.strict and name == REWRITTEN and isinstance(error, GraphError)
@@ -293,7 +292,7 @@ class StepController:
 
 
 class _Beginning(Training):
-    """Is the first execution of a comparison; functions are traced."""
+    """Represents the first execution of a comparison, in which functions are traced."""
 
     def __init__(self, controller: StepController) -> None:
         self._controller = controller
@@ -304,14 +303,14 @@ class _Beginning(Training):
 
 
 class KeptStep(Training):
-    """One of the steps is kept; the first execution after a comparison shows what each op takes."""
+    """Runs the step that is kept; its first execution after a comparison is profiled, op by op."""
 
     def __init__(self, controller: StepController, which: str) -> None:
         self.which, self._controller = which, controller
 
     @property
     def settled(self) -> bool:
-        """Return whether ops have been measured, if they are going to be."""
+        """Return whether ops have been measured, if they are to be."""
         controller = self._controller
         failed = controller.session.failures.first is not None
         return failed or controller.predicted or controller.report.measured_step_s is None
@@ -326,9 +325,9 @@ class KeptStep(Training):
 
 
 def run_predicting(step: Callable[[], Any], report: Report, result: RewriteResult | None) -> Any:
-    """Runs a step with the profiler: from the seconds of its ops the report gets what it should take.
+    """Run a step with the profiler; the report gets the step time predicted from the seconds of its ops.
 
-    Where TensorFlow runs ops side by side the step takes less.  What goes wrong here is a note in the report.
+    Where TensorFlow runs ops side by side the step takes less.  A failure here becomes a note in the report.
     """
 
     def not_known(error: OOOError) -> None:

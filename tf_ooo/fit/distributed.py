@@ -1,4 +1,4 @@
-"""Shares between fits over several devices: checks of the model, first steps, variables that move."""
+"""Holds what fits over several devices share: checks of the model, first steps, variables that move."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ _ENDED = "training ended after "
 
 
 class Distributed:
-    """Knows the model that a mode over several devices trains, from fit to fit.
+    """Keeps, from fit to fit, the model that a mode over several devices trains.
 
-    ``known``: the train function and the devices of the report; None before the first fit.  ``steps``: of the
-    present fit, None: nobody knows.  ``step_s``: seconds of the latest steps of the plan that runs.
+    ``known``: the train function and the devices of the report; None before the first fit.  ``steps``: how
+    many the present fit has; None: not known.  ``step_s``: seconds of the latest steps of the running plan.
     """
 
     def __init__(self, mode: str) -> None:
@@ -72,13 +72,13 @@ class Distributed:
         return self.report
 
     def say_if_slower(self) -> None:
-        """Say once that one device is faster, and what would be better; until more steps deny it."""
+        """Say once that one device is faster, and what would be better; later steps may take it back."""
         report = self.describe()
         self.slower_warning.look(report, report.gain or report.gain_over_first)
 
     @property
     def stock(self) -> Callable[[Any], Any] | None:
-        """Return the train function that the report is of: one device runs it."""
+        """Return the train function that the report is about: one device runs it."""
         return None if self.known is None else self.known[0]
 
     def place(self, model: keras.Model, devices: object, local_rank: int = 0) -> None:
@@ -88,7 +88,7 @@ class Distributed:
             renew(model)
 
     def begin(self, model: keras.Model, steps: int | None) -> bool:
-        """Begin a fit; return whether it is of another model, or on other devices, than the one before.
+        """Begin a fit; return whether its model or its devices are others than in the fit before.
 
         ``steps``: how many an epoch has.
         """
@@ -114,9 +114,9 @@ class Distributed:
     ) -> bool:
         """Measure stock steps on one device; return whether the fit is too short; see ``compare=``.
 
-        ``always``: a few are measured all the same.  ``serial_s``: about what such a step takes;
-        ``calls_python``: it may.  What is left of the fit is no longer than the plan says, and tracing takes
-        no longer than that of the first step, of whose micro-batches most are copies.
+        ``always``: a few are measured even then.  ``serial_s``: about the seconds of such a step;
+        ``calls_python``: it may call Python.  The rest of the fit takes at most the planned time, and tracing
+        at most as long as for the first step, most of whose micro-batches are copies.
         """
         if ONE_DEVICE in self.report.baselines_s:  # of the fit before
             return False
@@ -136,7 +136,7 @@ class Distributed:
         return baseline.too_short
 
     def note_too_short(self, steps: int) -> None:
-        """Says why a fit of so few steps has not been distributed; of none there is nothing to say."""
+        """Say why a fit of so few steps has not been distributed; with none there is nothing to say."""
         text = (
             f"{_ENDED}{steps} steps, before the model was cut: one step more than profile_steps of one fit "
             "are on one device; profile_steps=1, or costs= of an earlier run, leave most of them out"
@@ -144,12 +144,12 @@ class Distributed:
         self.report.note(text if steps else "", log=logging.WARNING)
 
     def note_replaced(self) -> None:
-        """Says that another train function was put in: the weights are right, on one device."""
+        """Say that another train function was put in: the weights are right, on one device."""
         self.report.note(_REPLACED, log=logging.WARNING)
 
 
 def check_model(model: keras.Model, mode: str) -> None:
-    """Raises BackendError for a model that cannot be distributed."""
+    """Raise BackendError for a model that cannot be distributed."""
     compiled = model.jit_compile is True and not train_function.keras_compiles_by_itself(model)
     reason = _COMPILED if compiled else train_function.why_not_rewritable(model)
     if reason is not None:
@@ -168,7 +168,7 @@ def check_model(model: keras.Model, mode: str) -> None:
 
 @dataclass(frozen=True)
 class OnlyTraced:
-    """Stands for the first steps of a fit that has none on one device; tracing took ``first_s``."""
+    """Stands for the first steps of a fit that runs none on one device; tracing took ``first_s``."""
 
     first_s: float
     seen: int = 0
@@ -177,15 +177,14 @@ class OnlyTraced:
 
 
 class FirstSteps:
-    """Traces with the first step and measures the next ones; then it is known what the layers cost.
+    """Traces with the first step and measures the next ones, which tells the costs of the layers.
 
-    The last one is profiled, and says how a step's time is divided among its ops; those before it are timed
-    only: ops take longer under the profiler.  Where the last one has other rows than the first, as the end of
-    an epoch may have, the next one is profiled in its place.  With ``options.costs`` one step does.
+    The last one is profiled, and says how a step's time is divided among its ops; those before it are only
+    timed, since ops take longer under the profiler.  If the last one has other rows than the first, as at the
+    end of an epoch, the next one is profiled instead.  With ``options.costs`` one step is enough.
 
-    ``rows``: how many the largest micro-batch of the step had that was taken apart.  ``make_functions`` makes
-    the step, given what is entered around its traces.  ``pass_s``: seconds of tracing a pass alone; 0: none
-    was.
+    ``rows``: those of the largest micro-batch in the step that was taken apart.  ``make_functions`` makes the
+    step, given the context of its traces.  ``pass_s``: seconds of tracing one pass; 0: not traced.
     """
 
     def __init__(
@@ -238,8 +237,7 @@ class FirstSteps:
         self._report.note(text, log=logging.WARNING)
 
     def run(self, batch: object) -> Any:
-        """Run one step; return its logs. Raises why the step could not be taken apart, or was refused before
-        it ran."""
+        """Run one step; return its logs. Raises why the step could not be taken apart, or was refused."""
         functions = self._functions
         if self._layers.step is None:  # costs are of the first batch's parts
             self._whole_rows, self._first_batch = rows_of(batch), nests.signature(batch)
@@ -287,11 +285,11 @@ class FirstSteps:
 
     @property
     def rested(self) -> bool:
-        """Return whether the first step was taken apart, and nothing of it has run."""
+        """Return whether the first step was taken apart, and no part of it has run."""
         return self._layers.rested
 
     def measured(self) -> tuple[StepGraph, CostTable]:
-        """Return the step, taken apart, and what its layers cost. BackendError: no step was handed over."""
+        """Return the step, taken apart, and its layers' costs. BackendError: no step was handed over."""
         step = self._layers.step
         if step is None:
             raise not_cut(self._request)
@@ -302,7 +300,7 @@ class FirstSteps:
         return step, measured_costs(step, self._profiler.profile, self.timed_s, on=on)
 
     def traced_before(self) -> TracedBefore | None:
-        """Return the step that was taken apart, to be placed without another trace; None: it has not run."""
+        """Return the step that was taken apart, to be placed without a second trace; None: it has not run."""
         step, first = self._layers.step, self._first_batch
         concrete = self._functions.concrete_of(first)
         if step is None or concrete is None or self.rested:
@@ -329,12 +327,12 @@ class Placed:
         self._model, self._target, self.moved = model, target, moved or Moved(model)
 
     def move(self, devices: Mapping[str, str]) -> None:
-        """Move each to the device that stands by its name in graphs; those that have none stay."""
+        """Move each variable to the device that is given for its name in graphs; the others stay."""
         variables = keras_variables.named(all_variables(self._model))
         by_id = {id(variable): devices[name] for name, variable in variables.items() if name in devices}
         self.moved.move(by_id, variables.values())
 
     def restore(self) -> list[str]:
-        """Bring them back with their present values; return the names of those whose device is gone."""
+        """Bring variables back with their present values; return the names of those whose device is gone."""
         self._target.lost()  # a read from a worker that has just died would wait for ever
         return self.moved.restore(self._target.reachable)

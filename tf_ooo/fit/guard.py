@@ -1,4 +1,4 @@
-"""Whatever ends a ``fit`` is seen, and what is saved meanwhile is whole: the old or the new.
+"""Sees whatever ends a ``fit``, and saves files so that they are whole: the old or the new.
 
 ``fit`` has no place of its own for this: it skips ``on_train_end`` when anything raises.  But nearly all it
 calls can be reached from ``on_train_begin``: the train function is ours, the test function is made by a
@@ -35,18 +35,17 @@ if TYPE_CHECKING:
     from tf_ooo.fit.mode import Function, Training
 
 
-# Saving in a training that may be cut off: what stands under a name is whole, the old or the new. Keras
-# writes under the final name, and empties a file before it reads the weights. Where this process is killed
-# meanwhile, or weights are on a worker that is, what is left there is no checkpoint. So all is written
-# beside, in the same folder, and takes its name when it is whole.
+# Saving in a training that may be cut off: a file under its name is whole, the old or the new. Keras writes
+# under the final name, and empties a file before it reads the weights. If this process is killed meanwhile,
+# or the weights are on a killed worker, what is left is no checkpoint. So everything is written beside, in
+# the same folder, and takes its name when it is whole.
 
 # Keras' formats of one file; a SavedModel is a folder.
 _FILES = (".keras", ".h5")
 
 
 def replacing(save: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``Model.save``, ``save_weights`` or ``export``, that writes beside the path, then puts it
-    there."""
+    """Return ``Model.save``, ``save_weights`` or ``export``, changed to write beside and then rename."""
 
     @functools.wraps(save)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -63,7 +62,7 @@ def replacing(save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _own_path(filepath: object, folder: bool) -> Path | None:
-    """Return the local file or folder behind a path, or a link; None where Keras has to see to it."""
+    """Return the local file or folder behind a path or link; None where Keras has to handle it."""
     if not isinstance(filepath, (str, os.PathLike)):
         return None
     path = os.fspath(filepath)
@@ -75,9 +74,9 @@ def _own_path(filepath: object, folder: bool) -> Path | None:
 
 @contextlib.contextmanager
 def written_beside(path: Path) -> Iterator[Path]:
-    """Give a path beside this one; what is there at the end of the block takes the place of ``path`` at once.
+    """Give a path beside this one; at the end of the block the new file replaces ``path`` at once.
 
-    Nothing is left beside if the block raises; what a killed process left goes with the next block.
+    Nothing is left beside if the block raises; the next block removes what a killed process left.
     """
     # Processes of several machines may save to one folder.
     host = f".{socket.gethostname()}."
@@ -113,7 +112,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Two folders change their names; at once where the system can."""
+    """Swap the names of two folders, at once where the system can."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     paths = os.fsencode(one), os.fsencode(other)
     if rename and rename(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) == 0:
@@ -125,7 +124,7 @@ def _exchange(one: Path, other: Path) -> None:
 
 
 def _runs(pid: str) -> bool:
-    """Return whether a process of that number runs here, as far as one can tell."""
+    """Return whether a process of that number seems to run here."""
     try:
         os.kill(int(pid), 0)
     except (ProcessLookupError, ValueError, OverflowError):
@@ -143,10 +142,9 @@ def _remove(path: Path) -> None:
 
 
 def saving_backups_whole(callback: Any) -> Callable[[], None] | None:
-    """Return the ``_save_model`` of a ``BackupAndRestore``, whose weights and epoch change together; None: no
-    such.
+    """Return a ``_save_model`` for ``BackupAndRestore`` that changes weights and epoch together, or None.
 
-    Keras writes the one, then the other: killed in between, the fit that is resumed trains an epoch twice.
+    Keras writes one, then the other: a fit that is killed in between and resumed trains an epoch twice.
     """
     save = keras_fits.backup_save(callback)
     if save is None:
@@ -167,7 +165,7 @@ def saving_backups_whole(callback: Any) -> Callable[[], None] | None:
 
 
 def _linked_unless_json(source: str, target: str) -> None:
-    """Weights are replaced, which leaves the other link alone; JSON is written into the file itself."""
+    """Copy JSON, which is written in place; link weights, which are replaced, so the other link stays."""
     if source.endswith(".json"):
         shutil.copy2(source, target)
     else:
@@ -175,7 +173,7 @@ def _linked_unless_json(source: str, target: str) -> None:
 
 
 def _linked(source: str, target: str) -> None:
-    """Link the same file under another name; copy it where that cannot be."""
+    """Link the same file under another name; copy it where links are not possible."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:
@@ -186,9 +184,9 @@ _INTERNAL = ("tf_ooo", "grappler_passes", "keras_callbacks", *versions.FRAMEWORK
 
 
 def in_short(error: BaseException) -> BaseException:
-    """Take the frames of this package, Keras and TensorFlow out of a refusal's traceback; return the error.
+    """Cut the frames of this package, Keras and TensorFlow from a refusal's traceback; return the error.
 
-    Other errors keep theirs: a fault of ours is to be found.  So does everything after
+    Other errors keep theirs, so that a fault of ours can be found.  So do all errors after
     ``keras.config.disable_traceback_filtering()`` or ``tf.debugging.disable_traceback_filtering()``.
     """
     keras_config = getattr(sys.modules.get("keras"), "config", None)
@@ -232,8 +230,8 @@ class Guard:
     ``training`` settles before anybody sees the weights between batches: before the first callback at the
     end of an epoch, and before an evaluation, a prediction, saving, loading, ``train_on_batch`` or taking the
     weights from the model, also where a callback asks for it.  ``failed`` is told an error, and returns the
-    one to raise.  If the guard ``sees_epochs``, ``epoch_logs`` is given an epoch and its logs before the
-    first callback (False: none is to hear of it), and ``epoch_end`` the epoch after the last one.
+    one to raise.  If the guard ``sees_epochs``, ``epoch_logs`` gets an epoch and its logs before the first
+    callback (False: no callback is to hear of it), and ``epoch_end`` gets the epoch after the last one.
     """
 
     def __init__(
@@ -298,7 +296,7 @@ class Guard:
         return call
 
     def guarded(self, function: Callable[..., Any], *ends: type[BaseException]) -> Callable[..., Any]:
-        """Return the function; ``ends`` are errors by which it says that there is no more."""
+        """Return the function, guarded; ``ends`` are the exceptions that signal the end of the data."""
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -313,7 +311,7 @@ class Guard:
         return call
 
     def _guarded_outside_traces(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Guard what ``train_step`` calls too: there an error is the step's; in a trace nothing can move."""
+        """Guard functions that ``train_step`` calls, too; not in a trace, where an error is the step's."""
         guarded = self.guarded(function)
 
         @functools.wraps(function)
@@ -323,7 +321,7 @@ class Guard:
         return call
 
     def _ended_by(self, error: BaseException) -> BaseException:
-        """Return the error that ends the fit, or what it is explained as, to be raised."""
+        """Return the error to raise: the one that ends the fit, or its explanation."""
         if error is not self._raised:  # else it is on its way out, through another call that is wrapped
             self._raised = self._failed(error)
             if self._raised is not error:
@@ -361,9 +359,9 @@ class Guard:
         return make_guarded
 
     def _chosen(self, kind: Kind, function: Function) -> Function:
-        """Return Keras' function, or what the mode has for it.
+        """Return Keras' function, or the mode's replacement for it.
 
-        A callback may catch what its own ``predict`` raises; validation is the fit's.
+        A callback may catch what its own ``predict`` raises; errors of validation end the fit.
         """
 
         def call(given: Any) -> Any:

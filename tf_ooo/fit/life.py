@@ -1,4 +1,4 @@
-"""Runs the life of a fit, the same in every mode: begin, run, and whatever ends it.
+"""Runs the life of a fit, the same in every mode: it begins, runs and ends, whatever ends it.
 
 The states, and who calls what, are in ``docs/design/house.md``.
 """
@@ -45,7 +45,7 @@ _OPEN_END = (
 
 @dataclass(frozen=True)
 class _Running:
-    """Is a fit that has begun."""
+    """Represents a fit that has begun."""
 
     model: keras.Model
     training: Training
@@ -55,7 +55,7 @@ class _Running:
 
 
 class Uncompiled:
-    """Sets aside the ``jit_compile=True`` of Keras 3's own, on a GPU, but not the user's.
+    """Sets aside ``jit_compile=True`` where Keras 3 itself chose it on a GPU, not where the user did.
 
     XLA would compile evaluations for one device, too.
     """
@@ -74,7 +74,7 @@ class Uncompiled:
             report.note(NOTE)
 
     def put_back(self) -> None:
-        """Set ``jit_compile`` back, unless the model has been compiled anew."""
+        """Set ``jit_compile`` back, unless the model has been compiled again."""
         model, self._model = self._model, None
         if model is not None and model.optimizer is self._optimizer and model.jit_compile is False:
             model.jit_compile = True
@@ -94,7 +94,7 @@ class FitLife:
         self._written = ""  # the verdict that the latest decided fit has written
 
     def begin(self, model: keras.Model, params: dict[str, Any] | None = None) -> None:
-        """Raises whatever the mode refuses, unless its stock step may train then."""
+        """Begin a fit; raise whatever the mode refuses, unless its stock step may train instead."""
         self.end()
         self._fits += 1
         self._replaced, self._told = None, False
@@ -165,7 +165,7 @@ class FitLife:
             average_evaluation(self.mode.join(), model)
 
     def epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
-        """End an epoch of this callback; the guard looks after all callbacks' where Keras calls them."""
+        """End an epoch of this callback; where Keras calls the guard, that handles all callbacks' epochs."""
         self._say_if_replaced()
         if self._running is None or self._running.guard.sees_epochs:
             return
@@ -180,7 +180,7 @@ class FitLife:
             self._running.training.epoch_end(epoch)
 
     def finish(self) -> None:
-        """Rank 0 writes the timeline.  Raises BackendError where a worker was lost since the last step."""
+        """Have rank 0 write the timeline.  BackendError: a worker was lost since the last step."""
         self._say_if_replaced()
         running = self._running
         if running is not None:
@@ -199,7 +199,7 @@ class FitLife:
             raise gone(lost, running.training.explain)
 
     def _save_timeline(self) -> None:
-        """Writes the report; one without a verdict leaves that of an earlier fit where it is."""
+        """Write the report; one without a verdict does not replace an earlier fit's."""
         report, prefix = self.mode.describe(), ""
         if report.gain is None and self._written:
             prefix = f"fit_{self._fits}_"
@@ -210,12 +210,12 @@ class FitLife:
             self._written = report.headline
 
     def end(self) -> None:
-        """Puts all back, whatever has happened; does nothing the second time."""
+        """Put everything back, whatever has happened; does nothing the second time."""
         if lost := self._restore():
             _LOG.warning("%s", lost_text(lost))
 
     def _restore(self) -> Sequence[str]:
-        """Names the variables that are lost.  One that is interrupted is gone on with the next time."""
+        """Put everything back; return the names of lost variables. It continues an interrupted call."""
         running = self._running
         if running is None:
             self._uncompiled.put_back()

@@ -38,8 +38,8 @@ def measured_costs(
     """Return costs of the layers for one micro-batch: the mean over all micro-batches of the profiled step.
 
     Without a profile seconds are calculated from shapes, for the device ``on``.  ``timed_s``: seconds of
-    equal steps without the profiler.  ``general``: the general name of each op of the
-    profiled step, where it is another trace.
+    equal steps without the profiler.  ``general``: maps ops of the profiled step to general names, if it is
+    another trace.
     """
     graph, tasks = step.graph, _tasks(step)
     mean, factor = profile, 1.0
@@ -58,11 +58,11 @@ def measured_costs(
 
 
 def tied_bytes(step: StepGraph) -> tuple[list[float], list[float], list[float]]:
-    """Return bytes that weights which several layers share add to each layer, for one micro-batch.
+    """Return the bytes that weights shared by several layers add to each layer, for one micro-batch.
 
-    These are copies of a lower layer's weights, which are sent for F and stay until dO; gradients of the
-    layer's own weights that other layers have computed, which wait for its dW; and the gradients of other
-    layers' weights that its own dW computes, there while it runs.
+    The three lists are: copies of a lower layer's weights, which are sent for F and stay until dO; gradients
+    of the layer's own weights that other layers have computed, which wait for its dW; gradients of other
+    layers' weights that its own dW computes, which exist while it runs.
     """
     graph = step.graph
     copies, gradients, made_here = ([0.0] * len(graph.layers) for _ in range(3))
@@ -88,8 +88,7 @@ def tied_bytes(step: StepGraph) -> tuple[list[float], list[float], list[float]]:
 def _with_tied(
     layer: LayerCosts, copies_bytes: float, gradients_bytes: float, made_here_bytes: float
 ) -> LayerCosts:
-    """Return the layer with these bytes added; gradients count from F on: rather too much memory than too
-    little."""
+    """Return the layer with these bytes added; gradients count from F on, a slight overestimate."""
     return dataclasses.replace(
         layer,
         activation_bytes=layer.activation_bytes + copies_bytes + gradients_bytes,
@@ -100,12 +99,12 @@ def _with_tied(
 
 
 def unknown_sizes(step: StepGraph) -> tuple[str, ...]:
-    """Return tensors that the backward pass needs, and whose bytes nobody knows before the step runs."""
+    """Return the tensors that the backward pass needs and whose size is not known before the step runs."""
     return unknown_activations(step.graph, *_tasks(step))
 
 
 def layers_of(step: StepGraph, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the layers that ops of a micro-batch belong to."""
+    """Return the names of the layers to which the ops of a micro-batch belong."""
     numbers = sorted({step.classified[name][1] for name in names if name in step.classified})
     return tuple(step.graph.layers[number].name for number in numbers)
 
@@ -117,7 +116,7 @@ def _tasks(step: StepGraph) -> tuple[Tasks, dict[str, int]]:
 
 
 def check_costs(costs: CostTable, names: Sequence[str]) -> None:
-    """Raise OptionsError: they are of another model, or its layers were divided otherwise."""
+    """Raise OptionsError: the costs are of another model, or its layers were divided otherwise."""
     other = "of batches of another size, by which layers that take long are cut; measure them again"
     if (count := len(costs.layers)) != len(names):
         raise OptionsError(f"costs= has {count} layers, the model {len(names)}: not its costs, or {other}")
@@ -129,10 +128,10 @@ def check_costs(costs: CostTable, names: Sequence[str]) -> None:
 
 
 def _between_ops(step: StepGraph, profile: OpProfile, timed_s: Sequence[float]) -> float:
-    """Return how many times as long a step took as its ops together: the rest is time between them.
+    """Return the step's seconds over the sum of its ops' seconds: the rest is time between ops.
 
-    A ratio below 1, of ops that ran side by side, counts as 1, unless steps were timed without the profiler,
-    which delays small ops most.  The shortest counts: whatever else the machine does makes steps longer only.
+    A ratio below 1, from ops side by side, counts as 1, unless steps were timed without the profiler, which
+    delays small ops most.  The shortest step counts: other work on the machine only makes steps longer.
     """
     ops_s = sum(value for name, value in profile.seconds.items() if name in step.index.index)
     step_s = min([profile.step_s, *timed_s])
@@ -140,7 +139,7 @@ def _between_ops(step: StepGraph, profile: OpProfile, timed_s: Sequence[float]) 
 
 
 def with_shared_link(costs: CostTable, target: Target) -> CostTable:
-    """Add the link between the devices, and how fast each is; costs that have a link keep it."""
+    """Add the link between the devices and the speed of each; costs that have a link keep it."""
     if costs.link != Link():
         return costs
     with timing.said("measuring the link between the devices, and how fast each is"):
@@ -149,10 +148,10 @@ def with_shared_link(costs: CostTable, target: Target) -> CostTable:
 
 
 def costs_of_parts(costs: CostTable, step: StepGraph) -> CostTable:
-    """Return the table if it has the step's layers; else share the seconds of each layer among its parts.
+    """Return the table if it has the step's layers; else divide each layer's seconds among its parts.
 
-    The shares are those of calculated seconds, the bytes of such parts those of the step's shapes.  The table
-    may have whole layers, or parts of other sizes.  OptionsError: it is another model's.
+    Seconds are shared in proportion to calculated ones; bytes of the parts follow from the step's shapes.
+    The table may have whole layers, or parts of other sizes.  OptionsError: it is another model's.
     """
     names = [layer.name for layer in step.graph.layers]
     given, own = _groups([layer.name for layer in costs.layers]), _groups(names)
@@ -176,7 +175,7 @@ def costs_of_parts(costs: CostTable, step: StepGraph) -> CostTable:
 
 
 def _groups(names: Sequence[str]) -> list[list[int]]:
-    """Return the numbers of the parts of each layer, in order; a layer that is whole is its only part."""
+    """Return the numbers of the parts of each layer, in order; an undivided layer is its only part."""
     groups: list[list[int]] = []
     before, weights_there = "", False
     for number, name in enumerate(names):
@@ -190,7 +189,7 @@ def _groups(names: Sequence[str]) -> list[list[int]]:
 
 
 def _shared(measured: Sequence[LayerCosts], parts: Sequence[LayerCosts]) -> list[LayerCosts]:
-    """Return the parts, with the measured seconds in proportion to their calculated ones."""
+    """Return the parts, with measured seconds in proportion to the calculated ones."""
     longest = max(measured, key=lambda layer: layer.busy_s)
 
     def seconds(field: str, part: LayerCosts) -> Any:
@@ -208,10 +207,10 @@ def _shared(measured: Sequence[LayerCosts], parts: Sequence[LayerCosts]) -> list
 
 
 class InPlace:
-    """Traces the next steps that are run through it, at most three; one where workers have to be asked.
+    """Profiles the steps that are run through it, at most three; only one where workers have to be asked.
 
-    ``count``: micro-batches of the steps that run; ``signature``: that of the batches on which they are
-    measured; ``why_not``: why there are no costs.
+    ``count``: micro-batches in each step; ``signature``: that of the batches on which steps are measured;
+    ``why_not``: why there are no costs.
     """
 
     def __init__(self, step: StepGraph, count: int, target: Target, steps: int, signature: object) -> None:
@@ -260,8 +259,8 @@ def costs_of_calls(
 ) -> CostTable:
     """Return the costs of layers whose tasks run as compiled calls.
 
-    Each call's seconds are divided among its ops as they share the seconds that ``costs`` has of them; ops in
-    no call keep theirs.  ``calls``: the ops of each, ``call_s``: its seconds, by its name.
+    A call's seconds are divided among its ops in proportion to their seconds in ``costs``; ops in no call
+    keep theirs.  ``calls``: the ops of each call, ``call_s``: its seconds, both by its name.
     """
     by_general = {step.general[name]: seconds for name, seconds in costs.op_seconds.items()}
     seconds = {name: by_general.get(general, 0.0) for name, general in step.general.items()}
@@ -274,7 +273,7 @@ def costs_of_calls(
 
 
 def _by_host(events: Mapping[str, Sequence[TracedEvent]]) -> list[list[TracedEvent]]:
-    """Return all that shares cores; threads of different processes have the same names."""
+    """Return the events of each host, which shares cores; thread names differ only within a process."""
     hosts: defaultdict[str, list[TracedEvent]] = defaultdict(list)
     for address, seen in events.items():
         own = (dataclasses.replace(event, line=f"{event.line} of {address}") for event in seen)

@@ -1,4 +1,4 @@
-"""Defines what a fit asks of a mode, and the one experiment that a fit is in every mode, in phases.
+"""Defines what a fit asks of a mode, and the experiment, in phases, that every fit is.
 
 ``docs/design/house.md`` says when each method is called.  Stock steps run first, until the rest of the fit
 is known to pay for more; then steps are profiled and a plan is made; stock and planned steps are compared;
@@ -28,10 +28,9 @@ Function = Callable[[Any], Any]
 
 
 class Training:
-    """Is one fit of one model in a mode, or a phase of it: what is asked of it from its begin until
-    ``restore``.
+    """Represents a fit of one model in a mode, or a phase of it, from its begin until ``restore``.
 
-    Whatever is not said here is what a stock step needs: nothing.
+    The methods' defaults suit a stock step: they do nothing.
     """
 
     def run(self, given: Any) -> Any:
@@ -49,47 +48,47 @@ class Training:
         return ()
 
     def settle(self, saving: bool) -> None:
-        """Finish all that is under way: somebody is about to see the weights, or (True) to save them."""
+        """Finish pending work: somebody is about to see the weights, or (True) to save them."""
 
     def explain(self, error: Exception) -> Exception:
-        """Return what an error that ends the fit is to be raised as."""
+        """Return the exception to raise for an error that ends the fit."""
         return error
 
     def replaced(self) -> None:
-        """Somebody else has put another train function in: say what that means, or raise."""
+        """Say what it means that somebody else has put another train function in, or raise."""
 
     def epoch_begin(self, epoch: int) -> None:
-        """An epoch begins."""
+        """Take note that an epoch begins."""
 
     def test_begin(self) -> None:
-        """Validation begins, which resets the metrics."""
+        """Take note that validation begins, which resets the metrics."""
 
     def epoch_logs(self, epoch: int, logs: dict[str, Any]) -> bool:
-        """Change an epoch's logs before callbacks see them; False: no step ran, nobody is to hear of it."""
+        """Change an epoch's logs before callbacks see them; False: no step ran, callbacks are not called."""
         return True
 
     def epoch_end(self, epoch: int) -> None:
-        """All callbacks have heard of an epoch."""
+        """Take note that all callbacks have heard of an epoch."""
 
     def ended(self) -> None:
-        """All epochs are through."""
+        """Take note that all epochs are through."""
 
     def evaluating(self, kind: Kind, function: Function) -> Function:
-        """Return what runs now in the place of Keras' function for ``"test"`` or ``"predict"``."""
+        """Return the function that runs in the place of Keras' for ``"test"`` or ``"predict"``."""
         return function
 
     def watched(self) -> Watched | None:
-        """Return what a profile of the next execution would show; None as long as the plan does not run."""
+        """Return what a profile of the next execution would show; None while the plan does not run."""
         return None
 
 
 class Mode(Protocol):
-    """Is one way to train; stays from fit to fit.
+    """Represents one way to train; it stays from fit to fit.
 
     Attributes:
         options: the user's options.
-        keeps_stock: what goes wrong at the beginning of a fit leaves the stock step, unless ``strict``.
-        compiles: takes a model that XLA compiles.
+        keeps_stock: after an error at the beginning of a fit the stock step trains, unless ``strict``.
+        compiles: whether it takes a model that XLA compiles.
     """
 
     keeps_stock: bool
@@ -99,10 +98,10 @@ class Mode(Protocol):
     def options(self) -> ModeOptions: ...
 
     def join(self) -> Engine:
-        """Return the processes that train together; waits for them."""
+        """Wait for the processes that train together, and return them."""
 
     def check(self, model: keras.Model, steps: int | None) -> None:
-        """Raises an OOOError for a model that cannot be trained so; nothing has been changed.
+        """Raise an OOOError for a model that cannot be trained so, before anything is changed.
 
         Args:
             model: compiled.
@@ -117,20 +116,20 @@ class Mode(Protocol):
 
 
 class Experiment(Training):
-    """Runs one phase at a time; a phase runs until it enters another, and holds what nobody needs later."""
+    """Runs one phase at a time, each until it enters another; frees what later phases do not need."""
 
     def __init__(self, first: Training) -> None:
         self.phase = first
 
     def enter(self, phase: Training) -> None:
-        """Go on with another phase, from the next execution on."""
+        """Continue with another phase, from the next execution on."""
         self.phase = phase
 
     def run(self, given: Any) -> Any:
         return self.phase.run(given)
 
     def restore(self) -> Sequence[str]:
-        """End the present phase; an interrupted end goes on with the next call."""
+        """End the present phase; the next call continues an end that was interrupted."""
         lost = self.phase.restore()
         self.phase = Training()
         return lost
@@ -152,7 +151,7 @@ class Experiment(Training):
 
 
 class Kept(Training):
-    """It is decided what runs from now on."""
+    """Represents the last phase: it is decided what runs from now on."""
 
     def __init__(self, step: Callable[[Any], Any]) -> None:
         self.step = step
@@ -162,12 +161,11 @@ class Kept(Training):
 
 
 class StockFirst(Training):
-    """Runs stock steps, until the rest of the fit is known to pay for an experiment, or not to.
+    """Runs stock steps, until it is known whether the rest of the fit pays for an experiment.
 
-    ``stock`` runs one execution, ``traces`` says how often it was traced.  ``keep`` is called where stock
-    stays in this fit, ``begin`` enters the next phase where it does not.  Only executions that are
-    ``comparable``, as long as most are, are timed.  ``slowest`` turns seconds, and whether something was
-    traced, into those of the slowest rank.
+    ``stock`` runs one execution, ``traces`` says how often it was traced.  ``keep`` is called if stock stays
+    in this fit, else ``begin`` enters the next phase.  Only ``comparable`` executions are timed, as long as
+    most are.  ``slowest`` maps seconds, and whether something was traced, to the slowest rank's.
     """
 
     def __init__(
@@ -186,7 +184,7 @@ class StockFirst(Training):
         self._told = False
 
     def run(self, given: Any) -> Any:
-        """Return one execution of stock; afterwards it may be known how the fit goes on."""
+        """Return the outputs of one execution of stock, after which the next phase may begin."""
         budget = self.budget
         self._keep_if_known()
         if budget.untimed and self._comparable(given):
@@ -214,10 +212,10 @@ class StockFirst(Training):
 
 @dataclass(frozen=True)
 class Turn:
-    """Is one step, or several ``steps`` of equal length, of those that take turns.
+    """Describes one of the turns that steps take: a single step, or several ``steps`` of equal length.
 
-    ``outputs`` are the last one's, ``seconds`` those of one step.  ``traced``: it did more than a step does.
-    ``kind`` is equal for steps that do equal work; the times of ``comparable`` turns tell something.
+    ``outputs`` are the last step's, ``seconds`` those of one step.  ``traced``: TensorFlow traced in it.
+    ``kind`` is equal for steps that do equal work; only the times of ``comparable`` turns count.
     """
 
     outputs: Any
@@ -229,11 +227,11 @@ class Turn:
 
 
 class Comparing(Training):
-    """Has stock and rewritten steps take turns, until it is known which is faster.
+    """Has stock and rewritten steps take turns until it is known which is faster.
 
-    ``take`` runs one of the steps, given its name, ``decide`` enters the next phase.  A turn may show that
-    there is nothing to compare: then ``experiment`` is in another phase.  ``beside``: seconds of other steps,
-    which come with the verdict.
+    ``take`` runs the step of a given name, ``decide`` enters the next phase.  A turn may show that there is
+    nothing to compare: then ``experiment`` is in another phase.  ``beside``: seconds of other steps, which
+    come with the verdict.
     """
 
     def __init__(
@@ -248,7 +246,7 @@ class Comparing(Training):
         self._take, self._decide, self._beside = take, decide, beside
 
     def run(self, given: Any) -> Any:
-        """Return the outputs of the next one's turn."""
+        """Run the step whose turn it is; return its outputs."""
         comparison = self._comparison
         which = comparison.times.next
         turn = self._take(which, given)
@@ -261,6 +259,6 @@ class Comparing(Training):
 
 
 def forget_steps(report: Report) -> None:
-    """Takes back what :class:`StockFirst` noted in an earlier fit: another step may run in this one."""
+    """Take back what :class:`StockFirst` noted in an earlier fit: another step may run in this one."""
     if report.stock_step_s is not None and not report.baselines_s:
         report.change(steps_s=[], stock_step_s=None)

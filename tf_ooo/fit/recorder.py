@@ -1,4 +1,4 @@
-"""Records a few steps of a fit with TensorFlow's profiler: when tasks really ran, beside the plan."""
+"""Records a few steps of a fit with TensorFlow's profiler, to show when tasks really ran, beside the plan."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _MARGIN_S = 0.4
 
 @dataclass(frozen=True)
 class Traced:
-    """Holds the outputs and the seconds of a call, and what ran in it.
+    """Holds the outputs and seconds of a call, and the profile of what ran in it.
 
-    ``events`` are by the worker's address, those of this process by ``""``; ``files`` are the profiler's own,
-    by their paths below a folder of logs.  ``failed``: why there is nothing but the outputs.
+    ``events`` are keyed by the worker's address, ``""`` for this process; ``files`` are the profiler's own,
+    by their paths below a folder of logs.  ``failed``: why there are only the outputs.
     """
 
     outputs: Any
@@ -51,10 +51,10 @@ class Traced:
 
 
 def run_traced(run: Callable[[], Any], addresses: Sequence[str], expected_s: float) -> Traced:
-    """Calls ``run`` exactly once, whatever the profilers do, and waits for it.  Raises what it raises.
+    """Call ``run`` exactly once, whatever the profilers do, and wait for it.  Raises what it raises.
 
     ``addresses``: those of workers, which this process' profiler does not see; none: this process.
-    ``expected_s``: about what it takes; workers' profilers look on for twice as long.
+    ``expected_s``: about the seconds of the call; workers' profilers record for twice as long.
     """
     own: list[TracedEvent] = []
     events: dict[str, list[TracedEvent]] = {} if addresses else {"": own}
@@ -106,17 +106,17 @@ _DEDUCED = (
 
 @dataclass(frozen=True)
 class Watched:
-    """Describes what runs now, for a profile to be read.
+    """Describes the running plan, for a profile to be read.
 
     Attributes:
         schedule: as planned.
         tasks: gives the task of each op, by its name.
-        timed: seconds of steps that the mode collects; those of recorded steps are taken out again.
+        timed: seconds of steps that the mode collects; recorded steps are taken out again.
         why: why the order that runs is not the plan's, where that is known.
         why_not: why no task can be seen; then only the raw profile is written.
         addresses: those of workers, which this process' profiler does not see.
-        one_by_one: the plan is an order, without seconds; its tasks are drawn in those that were measured.
-        late_gradients: they are an earlier batch's, and may run before a forward pass.
+        one_by_one: the plan is an order without seconds; its tasks are drawn with measured seconds.
+        late_gradients: gradients are an earlier batch's, and may run before a forward pass.
     """
 
     schedule: Schedule
@@ -130,9 +130,9 @@ class Watched:
 
 
 class Recorder:
-    """Stands in the place of a training's ``run``, and fills in the report.
+    """Stands in the place of a training's ``run``, records executions and fills in the report.
 
-    ``watched`` tells what runs, None as long as the plan does not; ``plugins/profile`` goes into ``folder``.
+    ``watched`` describes the running plan, None before it runs; ``plugins/profile`` is written to ``folder``.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Recorder:
         self._ended = False
 
     def run(self, given: Any) -> Any:
-        """Return one execution, recorded if it is one of the first of the plan."""
+        """Run one execution, recorded if it is one of the plan's first; return its outputs."""
         watched = None if self._ended else self._watched()
         if watched is None:
             return self._run(given)
@@ -176,7 +176,7 @@ class Recorder:
         return traced.outputs
 
     def close(self) -> None:
-        """Fills in the report with what was recorded; does nothing the second time."""
+        """Fill in the report with what was recorded; does nothing the second time."""
         if self._ended:
             return
         self._ended = True
@@ -196,7 +196,7 @@ class Recorder:
         self._report().change(not_measured=why_not)
 
     def _fill(self, watched: Watched, records: Sequence[Traced]) -> None:
-        """Fill the report from the execution of median seconds, among those in which tasks ran."""
+        """Fill the report from the execution of median seconds among those in which tasks ran."""
         report = self._report()
         self._write(records[len(records) // 2].files)
         if watched.why_not:
@@ -238,10 +238,10 @@ def task_times(
 ) -> dict[Task, TaskTime]:
     """Return when each task ran.
 
-    Ops at a task's ends that take next to nothing do not count: what waits for no message runs early.  Nor do
-    those that only hand weights and labels on, unless the task has no others.  An op of a gradient that ran
-    before its own forward pass began needs nothing of it, and does not count either; a gradient of such ops
-    alone is left out.  ``late_gradients``: they are an earlier batch's, and may come first.
+    Very short ops at a task's ends do not count: those that wait for no message run early.  Nor do ops that
+    only hand weights and labels on, unless the task has no others.  A gradient's op that ran before its own
+    forward pass began does not depend on it, and does not count either; a gradient of such ops alone is left
+    out.  ``late_gradients``: gradients are an earlier batch's, and may come first.
     """
     spans: dict[Task, list[Span]] = {}
     handing_on: dict[Task, list[Span]] = {}
@@ -266,8 +266,7 @@ def _after_forward(times: TaskTimes, spans: Mapping[Task, list[Span]]) -> Iterat
 
 
 def _extent(spans: Sequence[Span]) -> TaskTime:
-    """Return first begin and last end, less what is in front of and behind all but a small share of the
-    time."""
+    """Return the first begin and the last end, ignoring a small share of the time at either end."""
     ops_s = length_s(spans)
 
     def small(ordered: Sequence[Span]) -> int:
@@ -288,8 +287,8 @@ def _task_of(event: TracedEvent, tasks: Mapping[str, Task]) -> Task | None:
 def busy_seconds(events: Iterable[TracedEvent], tasks: Mapping[str, Task], schedule: Schedule) -> list[float]:
     """Return for each device the seconds in which at least one op of a task ran.
 
-    Between two ops of one task a device may be idle too, where it waits for a message.  What the schedule
-    does not name is on its first device.
+    Between two ops of one task a device may be idle, too, while it waits for a message.  Tasks that the
+    schedule does not name count for its first device.
     """
     device_of = {task: device for (device, _), lane in schedule.lanes.items() for task in lane}
     first = min(schedule.lanes, default=(0, 0))[0]
@@ -302,7 +301,7 @@ def busy_seconds(events: Iterable[TracedEvent], tasks: Mapping[str, Task], sched
 
 
 def last_execution(events: Sequence[TracedEvent], tasks: Mapping[str, Task]) -> list[TracedEvent]:
-    """Return the events of ops of tasks; of a graph that ran several times in a call the last.
+    """Return the events of ops that belong to tasks; if a graph ran several times in a call, the last run's.
 
     On a GPU an op's kernels stand for it, not their launch.
     """
@@ -324,7 +323,7 @@ def span_of(event: TracedEvent) -> Span:
 
 
 def busy_spans(spans: Iterable[Span]) -> list[Span]:
-    """Return when at least one of them ran, in order and apart from each other."""
+    """Return the spans in which at least one of the given spans runs, in order and disjoint."""
     busy: list[Span] = []
     for begin_s, end_s in sorted(spans):
         if busy and begin_s <= busy[-1][1]:
@@ -335,5 +334,5 @@ def busy_spans(spans: Iterable[Span]) -> list[Span]:
 
 
 def length_s(spans: Iterable[Span]) -> float:
-    """Return seconds of all together."""
+    """Return the seconds of all spans together."""
     return sum(end_s - begin_s for begin_s, end_s in spans)

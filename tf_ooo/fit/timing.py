@@ -1,4 +1,4 @@
-"""Times steps and those they are compared with, says how long work takes, and whether measuring pays."""
+"""Times steps, says what long work is going on, and decides whether measuring pays."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _CALLS_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 def timed_run(
     run: Callable[[], Any], traces: Callable[[], int], wait: bool = True
 ) -> tuple[Any, float, bool]:
-    """Run once, and wait for the outputs unless told otherwise; ``traces`` counts what was traced so far.
+    """Run once, and wait for the outputs unless told otherwise; ``traces`` counts the traces so far.
 
     Returns the outputs, the seconds until they were there, and whether something was traced meanwhile.
     """
@@ -55,8 +55,8 @@ def timed_run(
 FEW = 3
 # A measurement may take this share of the rest of the fit.
 MOST = 0.05
-# On one CPU device TensorFlow runs whatever is ready on all cores.  `python -m benchmarks run one_cpu`, ten
-# models in two orders: none was faster, twelve of twenty were surely slower, by up to a fifth.
+# On one CPU device TensorFlow runs whatever is ready on all cores.  `python -m benchmarks run one_cpu` with
+# ten models in two orders: none was faster, twelve of twenty were surely slower, by up to a fifth.
 ORDERS_MAY_GAIN_ON_CPU = False
 ON_CPU = "on one CPU device the order of steps gains nothing; compare=True compares"
 # Steps that are timed before it is asked, after those in which TensorFlow traces.
@@ -67,24 +67,23 @@ _LOST_STEPS = 7
 
 
 def pays(cost_s: float, step_s: float, steps: float) -> bool:
-    """Return whether ``cost_s`` make so many steps of so many seconds no more than 5% longer."""
+    """Return whether so many ``steps`` of ``step_s`` seconds become at most 5% longer by ``cost_s``."""
     return cost_s <= MOST * steps * step_s
 
 
 @dataclass
 class Budget:
-    """Counts the stock steps of a fit, up to where a comparison begins or is not worth its cost.
+    """Counts the stock steps of a fit, until a comparison begins or turns out not to pay.
 
     Attributes:
-        ways: rewritten steps that are compared: each is traced.
-        steps: how many the fit has; None: as many as its executions have, of which an epoch's last one may
-            have fewer.
-        beside_s: seconds that a comparison takes beside traces and steps, such as planning.
-        executions: how many the fit has; None: nobody knows, and those that have run must pay.
+        ways: number of rewritten steps that are compared, each of which is traced.
+        steps: how many the fit has; None: those of its executions, though an epoch's last may have fewer.
+        beside_s: seconds of a comparison beyond traces and steps, such as planning.
+        executions: how many the fit has; None: not known, and those that have run must pay.
         together: steps in one execution.
-        trace_s: seconds of the execution that traced; of an earlier fit, if there was one.
+        trace_s: seconds of the execution that traced, in an earlier fit if there was one.
         seen: executions of this fit.
-        why_not: why stock is kept in this fit; empty as long as that is open.
+        why_not: why stock is kept in this fit; empty while that is open.
         begins: whether it is time to compare.
     """
 
@@ -106,23 +105,23 @@ class Budget:
 
     @property
     def execution_s(self) -> float:
-        """Return the median; 0 before one was timed."""
+        """Return the median seconds of an execution; 0 before one was timed."""
         return statistics.median(self._times_s) if self._times_s else 0.0
 
     @property
     def steps_s(self) -> list[float]:
-        """Return seconds of single steps, as far as they were timed."""
+        """Return the seconds of single steps that were timed."""
         return [time_s / self.together for time_s in self._times_s]
 
     @property
     def cost_s(self) -> float:
-        """Return about what a comparison takes; the first trace tells how long another one does."""
+        """Estimate the seconds of a comparison; the first trace tells how long another one takes."""
         trace_s = max(0.0, self.trace_s - self.execution_s)
         return self.ways * trace_s + _LOST_STEPS * self.execution_s + self.beside_s
 
     @property
     def waits(self) -> str:
-        """Say what is waited for."""
+        """Say what the fit is waiting for."""
         if not self._times_s:
             return "stock steps run first"
         return (
@@ -136,7 +135,7 @@ class Budget:
         return math.ceil(self.cost_s / (MOST * self.execution_s)) * self.together
 
     def add(self, seconds: float | None, traced: bool) -> None:
-        """An execution has run; ``seconds`` if it was timed."""
+        """Take note of an execution; ``seconds`` if it was timed."""
         self.seen += 1
         if traced and seconds is not None:
             self.trace_s = max(self.trace_s, seconds)
@@ -165,36 +164,36 @@ class Budget:
 
 
 # In six models a step in 4 and in 8 micro-batches took 5 to 20 and 9 to 23 times as long as a forward and
-# backward pass that is traced alone, a stock step 6 to 9 times, placing a fifth to a third of the step that
-# was traced before it, and comparing rows 1.8 to 2.7 times as long as tracing the first such pass.
+# backward pass that is traced alone, and a stock step 6 to 9 times. Placing took a fifth to a third of the
+# step that was traced before it, and comparing rows 1.8 to 2.7 times as long as tracing the first such pass.
 _WHOLE = 8.0
 
 
 def micro_batches_s(pass_s: float, microbatches: int) -> float:
-    """Return seconds of a first step in micro-batches; ``pass_s``: those of the pass traced alone."""
+    """Return the seconds of a first step in micro-batches; ``pass_s``: seconds of the pass traced alone."""
     return (_WHOLE + microbatches) * pass_s
 
 
 def look_s(first_pass_s: float) -> float:
-    """Return seconds in which rows are compared; ``first_pass_s``: those of the first pass traced."""
+    """Return the seconds of comparing rows; ``first_pass_s``: seconds of the first traced pass."""
     return 2.0 * first_pass_s
 
 
 def stock_s(first_s: float, microbatches: int) -> float:
-    """Return seconds of a first stock step; ``first_s``: those of the one in micro-batches."""
+    """Return the seconds of a first stock step; ``first_s``: seconds of the one in micro-batches."""
     return first_s * _WHOLE / (_WHOLE + microbatches)
 
 
 def placing_s(first_s: float) -> float:
-    """Return seconds in which a step that was traced for one device is placed on several."""
+    """Return the seconds of placing a step on several devices that was traced for one in ``first_s``."""
     return 0.25 * first_s
 
 
 def pays_from(spent_s: float, one_s: float, ours_s: float | None) -> str:
-    """Say from how many steps on what was ``spent_s`` is gained back; empty: nobody knows.
+    """Say from how many steps on ``spent_s`` is gained back; empty: nobody knows.
 
-    ``spent_s``: without what stock would have taken.  ``one_s``: a stock step's; ``ours_s``: that of one on
-    several devices, as predicted.
+    ``spent_s``: seconds beyond those of stock.  ``one_s``: seconds of a stock step; ``ours_s``: predicted
+    seconds of a step on several devices.
     """
     if ours_s is None:
         return ""
@@ -209,10 +208,10 @@ AFTER_S = 2.0
 
 @contextlib.contextmanager
 def said(what: str, about_s: float = 0.0, more: str = "") -> Iterator[Callable[[float], None]]:
-    """Says on stderr what is going on inside of the block, if that takes long; not in ``fit(verbose=0)``.
+    """Say on stderr what is going on inside the block, if that takes long; not in ``fit(verbose=0)``.
 
-    ``about_s``: seconds that it will take, as far as is known; 0: nothing is.  ``more`` is said behind that.
-    Yields a function to call with the seconds where they are known later.
+    ``about_s``: seconds that the block will take; 0: not known.  ``more`` is said behind that. Yields a
+    function to call with the seconds once they are known.
     """
     verbose = keras_fits.argument_of_fit("verbose")
     if verbose in (0, None):
@@ -243,11 +242,11 @@ def said(what: str, about_s: float = 0.0, more: str = "") -> Iterator[Callable[[
 
 
 class Baseline:
-    """Decides whether undone steps are measured beside a fit, and keeps what came of it.
+    """Decides whether to measure steps beside a fit, which are undone, and keeps the result.
 
-    ``asked`` is the user's ``compare=``: always, never, or (None) where the ``steps`` that are left of the
-    fit (None: nobody knows) pay for it.  ``always``: a fit that is too short gets a few steps all the same;
-    ``too_short`` says that it was.
+    ``asked`` is the user's ``compare=``: always, never, or (None) if the ``steps`` left in the fit (None: not
+    known) pay for it.  ``always``: a fit that is too short gets a few steps even so; ``too_short`` says that
+    it was.
     """
 
     def __init__(
@@ -267,10 +266,10 @@ class Baseline:
         """Return seconds of single steps, as ``run`` measures them; none where the report says why.
 
         Args:
-            run: measures so many steps, or more where they are short.
-            step_s, trace_s: about what a step that is measured takes, and what tracing it does, at most.
+            run: measures the given number of steps, or more where they are short.
+            step_s, trace_s: about the seconds of a measured step, and at most those of tracing it.
             together: steps in one call.
-            ours_s: about what a step of the fit takes from now on; None: as long.
+            ours_s: about the seconds of a step of the fit from now on; None: as long as a measured one.
         """
         call_s = together * step_s
         steps = min(max(STEPS, math.ceil(_SPAN_S / max(call_s, 1e-9))), _MOST_STEPS)
@@ -304,16 +303,16 @@ class Baseline:
 
 
 def stock_steps_s(model: keras.Model, batch: object, least: int, calls_python: bool) -> list[float]:
-    """Return seconds of so many single stock steps on this batch, or more, as :func:`undone_steps_s` does."""
+    """Return the seconds of ``least`` or more stock steps on this batch, as :func:`undone_steps_s` does."""
     step = train_function.step_on_data(model, tf_functions.undecorated(model.train_step))
     return undone_steps_s(tf_functions.concrete_function(step, [batch]), batch, least, calls_python)
 
 
 def undone_steps_s(concrete: Any, batch: Any, least: int, calls_python: bool) -> list[float]:
-    """Return seconds of so many single calls of a traced function, or more; all variables are put back.
+    """Return the seconds of ``least`` or more calls of a traced function; all variables are put back.
 
-    Raises whatever a call raises; BackendError for one that keeps random numbers to itself, or communicates,
-    or ``calls_python``, unless it may: nobody can put back what Python does.
+    Raises whatever a call raises; BackendError for a function that keeps random state to itself, or
+    communicates, or calls Python (unless ``calls_python`` allows it), whose effects nobody can undo.
     """
     if draws := random_state_in(concrete.graph.as_graph_def()):
         raise BackendError(f"{draws}, which steps beside the fit would move on")

@@ -1,1 +1,1 @@
-"""Handles devices and addresses, and joins workers, watches them, and measures the links between them."""
+"""Handles devices and addresses; joins workers, watches them, and measures the links between them."""

@@ -1,5 +1,4 @@
-"""Trains over several hosts: this process joins workers over TensorFlow's runtime; and where a model's parts
-run.
+"""Joins workers on several hosts over TensorFlow's runtime, to train on their devices from this process.
 
 >>> # on host2: tf-ooo worker --cluster host1:2222,host2:2222 --task 1 --insecure-network
 >>> # on host1:
@@ -83,7 +82,7 @@ class Cluster:
 
     @cached_property
     def link(self) -> Link | None:
-        """Return the link of first and last task, taken for all; measured when asked for; None: one task."""
+        """Return the link of first and last task, assumed for all, measured on demand; None: one task."""
         if len(self.devices) < 2:
             return None
         return with_runtime(measure_device_link(self.devices[0], self.devices[-1]), self.devices)
@@ -93,7 +92,7 @@ class Cluster:
         return link_between(self.devices) if self.link is None else self.link
 
     def hosts(self) -> list[str]:
-        """Return each device's host, from the address of its task: CPUs of one host share its cores."""
+        """Return each device's host, by its task's address: CPUs of one host share its cores."""
         own = f"/job:{_OWN_JOB}/"
         tasks = [0 if n.startswith(own) else tf.DeviceSpec.from_string(n).task for n in self.devices]
         return [host_port(self.addresses[task])[0] for task in tasks]
@@ -101,7 +100,7 @@ class Cluster:
     def memory_limits(self) -> dict[str, ReportedLimit]:
         """Return the limits of GPUs, and of workers in control groups that have one.
 
-        This process' own CPU has none: the whole model is there, and what it needs is looked at by itself.
+        This process' own CPU has none: it holds the whole model, whose memory is checked separately.
         """
 
         cpus = [name for name in self.devices if name.startswith("/job:worker/") and ":CPU:" in name]
@@ -118,15 +117,15 @@ class Cluster:
         return self._speeds
 
     def lost(self) -> dict[int, str]:
-        """Asks all workers; why each lost one is lost, by task."""
+        """Ask all workers; return why each lost one is lost, by task."""
         return self._watch.look()
 
     def reachable(self, device: str) -> bool:
-        """Return whether tensors can be read from there; once a worker is lost, from this process only."""
+        """Return whether tensors can be read from there; once a worker is lost, only from this process."""
         return not self._watch.lost or device.startswith(f"/job:{_OWN_JOB}/")
 
     def refuse_if_lost(self) -> None:
-        """Raises BackendError if a worker was lost: what was left behind there, TensorFlow waits for."""
+        """Raise BackendError if a worker was lost: TensorFlow waits for what was left behind there."""
         if lost := self.lost():
             raise self._error(lost, "this process cannot join it again: start the worker")
 
@@ -153,7 +152,7 @@ class Cluster:
 def connect(
     cluster: str | Sequence[str], wait_s: float | None = None, silence_s: float = SILENCE_S
 ) -> Cluster:
-    """Joins the cluster; the same :class:`Cluster` again while all of its workers live.
+    """Join the cluster; return the same :class:`Cluster` again while all of its workers live.
 
     Task 0 is this process, unless a worker serves that task already.
 
@@ -197,7 +196,7 @@ def _meet_all(
 def _meet(
     addresses: Sequence[str], tasks: Iterable[int], deadline: float, silence: Silence
 ) -> dict[int, Facts]:
-    """Ask the workers of these tasks for their facts. BackendError: one is none for this process."""
+    """Ask the workers of these tasks for their facts. BackendError: one does not fit this process."""
     workers: dict[int, Facts] = {}
     for task in tasks:
         workers[task] = _greet(addresses, task, deadline, silence.silence_s)
@@ -210,7 +209,7 @@ def _meet(
 
 
 def _greet(addresses: Sequence[str], task: int, deadline: float, silence_s: float) -> Facts:
-    """Ask a worker for its facts, once it is there; one that is silent is waited for ``silence_s``."""
+    """Ask a worker for its facts once it is there; wait ``silence_s`` for a silent one."""
     told = time.monotonic() + _PATIENCE_S
     heard = time.monotonic()  # if only that nobody is there
     while True:
@@ -239,7 +238,7 @@ def _greet(addresses: Sequence[str], task: int, deadline: float, silence_s: floa
 
 
 def _check(addresses: Sequence[str], task: int, facts: Facts) -> None:
-    """Raises BackendError for a worker that this process cannot work with."""
+    """Raise BackendError for a worker that this process cannot work with."""
     own = own_facts(tuple(addresses), task)
     who = f"worker {addresses[task]} (task {task})"
     for what, name in (("TensorFlow", "tensorflow"), ("tf_ooo", "tf_ooo")):
@@ -259,8 +258,7 @@ def _check(addresses: Sequence[str], task: int, facts: Facts) -> None:
 
 
 def _refuse_if_used(address: str, task: int) -> None:
-    """Raise BackendError: another training computes there; both would wait for each other's memory and
-    cores."""
+    """Raise BackendError if another training uses the worker: both would compete for memory and cores."""
     if (client := user_of(address, task, 10.0)) is not None:
         raise BackendError(
             f"worker {address} (task {task}) is in use by another training, process {client.process} at "
@@ -271,7 +269,7 @@ def _refuse_if_used(address: str, task: int) -> None:
 def _join(
     addresses: Sequence[str], workers: Mapping[int, Facts], own_task: int | None, silence: Silence
 ) -> None:
-    """Connects this process' eager context to the workers.  BackendError: names who is lost meanwhile."""
+    """Connect this process' eager context to the workers.  BackendError names workers lost meanwhile."""
     with contextlib.suppress(RuntimeError):  # TensorFlow runs already, with the threads that it has
         # The workers' executors take the number from here.
         asked = tf.config.threading.get_inter_op_parallelism_threads() or os.cpu_count() or 1
@@ -308,7 +306,7 @@ def _join(
 
 @contextlib.contextmanager
 def _own_address(addresses: Sequence[str], others: Sequence[str], own_task: int | None) -> Iterator[str]:
-    """Yield this process' address to listen on; a port that it chooses is kept for it within the block."""
+    """Yield this process' address to listen on; a port that it chooses is reserved within the block."""
     if own_task is not None:
         yield addresses[own_task]
         return
@@ -318,7 +316,7 @@ def _own_address(addresses: Sequence[str], others: Sequence[str], own_task: int 
 
 
 def _devices(tasks: int, own_task: int | None) -> tuple[str, ...]:
-    """Return full names, GPUs before CPUs, task by task."""
+    """Return full device names, GPUs before CPUs, task by task."""
     own = f"/job:{_OWN_JOB}/replica:0/task:0"
     listed = [device.name for device in tf.config.list_logical_devices()]
     # TensorFlow leaves the job out of the names of this process' devices.
@@ -337,7 +335,7 @@ def _command(addresses: Sequence[str], task: int) -> str:
 
 
 class Devices:
-    """Holds devices of this process, none of which can be lost; the methods are those of :class:`Cluster`."""
+    """Holds devices of this process, none of which can be lost; methods are as in :class:`Cluster`."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         self.devices = tuple(devices)
@@ -358,7 +356,7 @@ class Devices:
         return relative_speeds(self.devices, self.hosts(), home_device())
 
     def hosts(self) -> Sequence[str]:
-        """Return each device's process."""
+        """Return the process of each device."""
         return [name.rsplit("/device:", 1)[0] for name in self.devices]
 
     def memory_limits(self) -> Mapping[str, ReportedLimit]:
@@ -366,11 +364,11 @@ class Devices:
 
 
 Target: TypeAlias = Cluster | Devices
-"""Devices, by full name in the order of the parts, and who answers for them."""
+"""Devices, by full name in the order of the parts, and the object that manages them."""
 
 
 def target_of(devices: Any, local_rank: int = 0) -> Target:
-    """Return what ``devices=`` stands for, see :func:`full_names`; joins the workers of a cluster.
+    """Return the devices that ``devices=`` names, see :func:`full_names`; joins the workers of a cluster.
 
     BackendError: a device that does not exist, a worker that cannot be joined.
     """
@@ -381,7 +379,7 @@ def target_of(devices: Any, local_rank: int = 0) -> Target:
 
 
 def lost_text(variables: Sequence[str]) -> str:
-    """Say what has become of variables whose worker is gone."""
+    """Say what has happened to variables whose worker is gone."""
     return (
         f"{len(variables)} variables, first {variables[0]}, were on a device that is gone; they have the "
         "values that they had before this fit: load the last checkpoint"
@@ -389,7 +387,7 @@ def lost_text(variables: Sequence[str]) -> str:
 
 
 def gone(lost: Sequence[str], explain: Callable[[Exception], Exception]) -> Exception:
-    """Return the error to raise for variables whose device is gone; names the worker, where there is one."""
+    """Return the error to raise for variables whose device is gone; it names the worker, if any."""
     error = RuntimeError(lost_text(lost))
     explained = explain(error)
     return BackendError(str(error)) if explained is error else explained

@@ -1,5 +1,4 @@
-"""Reads ``devices=``: a count, names, or a cluster ``host1:port,host2:port``; tells which exist, and who can
-be reached.
+"""Reads ``devices=``: a count, names, or a cluster ``host1:port,host2:port``; says which can be reached.
 
 Nothing here imports TensorFlow before it is asked for devices that exist.
 """
@@ -19,7 +18,7 @@ from grappler_passes.compat import runtime
 from tf_ooo.errors import BackendError, OptionsError
 
 CLUSTER_VARIABLE = "TF_OOO_CLUSTER"
-"""This variable stands for ``devices=`` where it is left out; ``tf-ooo run`` sets it."""
+"""This variable replaces ``devices=`` where that is left out; ``tf-ooo run`` sets it."""
 
 START_VARIABLE, START_S = "TF_OOO_START_TIMEOUT_S", 45.0
 """Processes wait so many seconds for those that have not come yet."""
@@ -38,15 +37,14 @@ _ACCEPTED = "an int, a list of device names such as ['CPU:0', 'CPU:1'], or a clu
 
 
 def is_cluster(text: object) -> bool:
-    """Return whether ``devices=`` was given addresses: ``"host1:2222,host2:2222"``, not ``"CPU:0,CPU:1"``."""
+    """Return whether ``devices=`` lists addresses, ``"host1:2222,host2:2222"``, not ``"CPU:0,CPU:1"``."""
     return isinstance(text, str) and all(
         _ADDRESS.fullmatch(part) and not _DEVICE.fullmatch(part) for part in map(str.strip, text.split(","))
     )
 
 
 def parse(text: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the addresses, in the order of the tasks. OptionsError: names what is no address, or given
-    twice."""
+    """Return the addresses, in the order of the tasks. OptionsError: one is malformed or given twice."""
     addresses = tuple(map(str.strip, text.split(",") if isinstance(text, str) else text))
     for address in addresses:
         match = _ADDRESS.fullmatch(address)
@@ -67,13 +65,13 @@ def cluster_of_environment() -> str | None:
 
 
 def host_port(address: str) -> tuple[str, int]:
-    """Return ``("::1", 2222)`` of ``"[::1]:2222"``."""
+    """Split an address: ``"[::1]:2222"`` gives ``("::1", 2222)``."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def can_listen(address: str) -> str:
-    """Say why this machine cannot listen at that address, and what can be done; empty where it can."""
+    """Say why this machine cannot listen at that address, and what to do; empty if it can."""
     try:
         _bound(*host_port(address)).close()
     except OSError as error:
@@ -83,7 +81,7 @@ def can_listen(address: str) -> str:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Return a socket that does not listen: another one that asks for the same port may."""
+    """Return a bound socket that does not listen, so that another one can ask for the same port."""
     family, kind, proto, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with contextlib.ExitStack() as stack:
         holder = stack.enter_context(socket.socket(family, kind, proto))
@@ -94,7 +92,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def answers(address: str, timeout_s: float = 5.0) -> str:
-    """Say why nobody accepts connections at that address; empty where someone does."""
+    """Say why nobody accepts connections at that address; empty if someone does."""
     try:
         with socket.create_connection(host_port(address), timeout=timeout_s):
             return ""
@@ -113,7 +111,7 @@ def outward_host(addresses: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def held_ports(count: int, host: str = "127.0.0.1") -> Iterator[list[int]]:
-    """Hold different TCP ports of an address of this machine, which nobody else is given within the block.
+    """Reserve different TCP ports of an address of this machine, within the block.
 
     A server that is told the number can listen there, as TensorFlow's do (with ``SO_REUSEADDR``).
     """
@@ -134,13 +132,12 @@ def free_ports(count: int) -> list[int]:
 
 
 def has_devices(value: object) -> bool:
-    """Return whether ``devices=`` is an object that has devices, such as a cluster that was joined."""
+    """Return whether ``devices=`` is an object that has devices, such as a joined cluster."""
     return hasattr(value, "devices") and not isinstance(value, Sequence)
 
 
 def check_devices(value: object) -> None:
-    """Raise OptionsError unless ``value`` can be ``devices=``; whether they exist is known once TensorFlow
-    runs."""
+    """Raise OptionsError unless ``value`` can be ``devices=``; only TensorFlow tells whether they exist."""
     refused = f"devices={value!r:.80} is not accepted"
     if isinstance(value, bool) or (isinstance(value, int) and value < 1):
         raise OptionsError(f"{refused}; accepted: an int of at least 1, or names")
@@ -168,8 +165,8 @@ def over_hosts(value: object) -> bool:
     return is_cluster(value) or has_devices(value)
 
 
-# Decides at which addresses the servers that TensorFlow starts can be reached. They have no password: whoever
-# can open the port can run anything there that TensorFlow can.
+# Decides at which addresses the servers that TensorFlow starts can be reached. They have no password: anyone
+# who can open the port can run anything there that TensorFlow can.
 
 
 def is_loopback(address: str) -> bool:
@@ -188,7 +185,7 @@ def _ip(address: str) -> str:
 
 @contextlib.contextmanager
 def only_at(address: str) -> Iterator[None]:
-    """A server of this ``host:port`` that TensorFlow starts in the block listens at that address alone.
+    """Restrict a server of this ``host:port`` that TensorFlow starts in the block to that address.
 
     TensorFlow itself opens the port at all addresses of the machine.  BackendError: it did so all the same,
     or this system cannot prevent it.
@@ -217,7 +214,7 @@ def available_devices() -> tuple[str, ...]:
 
 
 def home_device() -> str:
-    """Return where TensorFlow puts ops that ask for no device: this process' first GPU, or CPU."""
+    """Return the device of ops that ask for none: this process' first GPU, or CPU."""
     import tensorflow as tf
 
     with tf.init_scope():
@@ -235,10 +232,10 @@ def host_device() -> str:
 def full_names(value: Any, local_rank: int = 0) -> tuple[str, ...]:
     """Return the devices of a pipeline, in its order.
 
-    ``value``: an int (the first so many GPUs, or CPUs where there are no GPUs; None: all of these), names of
-    logical or physical devices, or an object with ``devices``.  For the process ``local_rank`` of those that
-    share their machine's GPUs an int means the GPUs behind those of the processes before it.
-    BackendError: one does not exist, or stands there twice; says which there are.
+    ``value``: an int (the first so many GPUs, or CPUs if there are no GPUs; None: all of these), names of
+    logical or physical devices, or an object with ``devices``.  If processes share a machine's GPUs, an int
+    means for ``local_rank`` the GPUs after those of the processes before it. BackendError: a device does not
+    exist, or is given twice; the message lists all.
     """
     import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""Models in the memory of this process' host, also where it has GPUs."""
+"""Builds models in the memory of this process' host, even if it has GPUs."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _LARGE_BYTES, _LEFT_BYTES = 1 << 20, 32 << 20
 
 @contextmanager
 def host_memory() -> Iterator[None]:
-    """A model that gets its weights inside has them, and later its optimizer's state, in this host's memory.
+    """Put weights that are made in the block, and later their optimizer's state, in this host's memory.
 
     >>> with tf_ooo.host_memory():
     ...     model = build()
     >>> model.compile("adam", "mse")
     >>> model.fit(x, y, callbacks=[tf_ooo.OOOBackprop(tf_ooo.Pipeline(devices=4))])
 
-    For models that no device holds: a pipeline never runs a step of such a model on one device, not even to
-    measure it (``first_steps="cut"``).
+    It is for models that no device can hold: a pipeline never runs a step of such a model on one device, not
+    even to measure it (``first_steps="cut"``).
 
     Raises:
-        BackendError: a weight, and what is left of this process' memory: Linux would end the process.
+        BackendError: a weight exceeds this process' remaining memory, where Linux would end the process.
     """
     import tensorflow as tf
 
@@ -54,8 +54,7 @@ def host_memory() -> Iterator[None]:
 
 
 def _check_room(name: str, own_bytes: int, there_bytes: int) -> None:
-    """Raise BackendError: there is no room for another variable as large; its first value is made beside
-    it."""
+    """Raise BackendError if there is no room for another such variable and its first value beside it."""
     available = available_bytes() if own_bytes >= _LARGE_BYTES else None
     if available is not None and available.bytes <= own_bytes + _LEFT_BYTES:
         raise BackendError(
@@ -72,7 +71,7 @@ def in_host_memory(model: keras.Model) -> bool:
 
 
 def evaluate_in_host_memory(model: keras.Model) -> None:
-    """From now on ``evaluate`` and ``predict`` of a model run on this host's CPU, where its weights are.
+    """Have ``evaluate`` and ``predict`` of a model run on this host's CPU, where its weights are.
 
     TensorFlow would send all of them to the first GPU at once, at each batch.
     """
@@ -84,7 +83,7 @@ def evaluate_in_host_memory(model: keras.Model) -> None:
 
 
 def _making_there(model: keras.Model, kept_as: str, make: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Keras' ``make_test_function`` or ``make_predict_function``, whose function runs on the CPU."""
+    """Return Keras' ``make_test_function`` or ``make_predict_function``, changed to run on the CPU."""
 
     def make_there(*args: Any, **kwargs: Any) -> Any:
         made_by_keras = make(*args, **kwargs)
@@ -112,7 +111,7 @@ def _on_host(function: Callable[..., Any]) -> Callable[..., Any]:
 def limits_of_gpus(devices: Sequence[str]) -> dict[str, ReportedLimit]:
     """Return the bytes that TensorFlow may use of the GPUs among these devices, by full name.
 
-    For a CPU it makes a number up.
+    CPUs are left out, as TensorFlow reports no real limit for them.
     """
     gpus = [name for name in devices if ":GPU:" in name]
     sizes = runtime.device_memory_bytes() if gpus else {}

@@ -1,4 +1,4 @@
-"""Loads small C libraries, which setup.py compiles, and how a process ends that has lost others."""
+"""Loads small C libraries, which setup.py compiles; bounds the end of a process that has lost others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FREE_S = 20.0
 
 
 def end_in_time(free_s: float = _FREE_S) -> None:
-    """Bounds the end of a script that has failed; to be called while it ends.
+    """Bound the end of a script that has failed; to be called while it ends.
 
     TensorFlow may wait, with Python's lock held while it is freed, for a process that is gone, or that waits
     for this one.  ``free_s`` seconds after Python has begun to free what is left, a thread of C says so and

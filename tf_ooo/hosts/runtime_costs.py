@@ -1,4 +1,4 @@
-"""Measures what TensorFlow itself takes for tasks, messages and steps on the devices of several processes."""
+"""Measures TensorFlow's own costs of tasks, messages and steps on the devices of several processes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _WIDTH, _PRODUCTS = 256, 2
 
 
 def with_runtime(link: Link, devices: Sequence[str]) -> Link:
-    """Return the link with what the runtime takes on these devices, which was not measured before.
+    """Return the link with the runtime's measured costs on these devices.
 
-    What both ends spend on a message is no latency.  CostError: a device does not answer.
+    Time that both ends spend on a message is not latency.  CostError: a device does not answer.
     """
     first, last = devices[0], devices[-1]
     try:
@@ -47,19 +47,19 @@ def with_runtime(link: Link, devices: Sequence[str]) -> Link:
 
 
 def _each_s(make: Callable[[int], Callable[..., Any]], counts: tuple[int, int]) -> float:
-    """Return the seconds that one more of them takes, not below 0."""
+    """Return the seconds that one more item takes, not below 0."""
     few_s, many_s = _least_s([_called(make(count)) for count in counts])
     return max(0.0, many_s - few_s) / (counts[1] - counts[0])
 
 
 def _least_s(calls: Sequence[Callable[[], Any]]) -> list[float]:
-    """Return the shortest seconds of each: whatever else the machine does makes calls longer only."""
+    """Return the shortest seconds of each call: other work on the machine only makes calls longer."""
     turns = [[seconds_of(call) for call in calls] for _ in range(_REPEATS)]
     return [min(seconds) for seconds in zip(*turns, strict=True)]
 
 
 def _called(body: Callable[..., Any]) -> Callable[[], Any]:
-    """Return a call that was made before; what it is given is not known when it is traced."""
+    """Return a call that has been traced; its argument was not known in the trace."""
     given = tf.constant(1.0)
     concrete = tf.function(body, autograph=False).get_concrete_function(tf.TensorSpec((), tf.float32))
     concrete(given).numpy()
@@ -94,7 +94,7 @@ def _computed(given: Any, message: Any = None) -> Any:
 
 
 def _sends(sender: str, receiver: str, messages: int) -> Callable[[Any], Any]:
-    """One device computes as often for any number of messages; so many of its last results are sent."""
+    """Return a function that computes equally often for any number of messages, and sends so many."""
 
     def function(given: Any) -> Any:
         with tf.device(sender):
@@ -108,7 +108,7 @@ def _sends(sender: str, receiver: str, messages: int) -> Callable[[Any], Any]:
 
 
 def _receives(sender: str, receiver: str, messages: int) -> Callable[[Any], Any]:
-    """One device computes as often for any number of messages, each of which was sent at the beginning."""
+    """Return a function that computes equally often for any number of messages, all sent at the beginning."""
 
     def function(given: Any) -> Any:
         with tf.device(sender):
@@ -123,7 +123,7 @@ def _receives(sender: str, receiver: str, messages: int) -> Callable[[Any], Any]
 
 
 def _tasks(device: str, tasks: int) -> Callable[[Any], Any]:
-    """One device runs so many tasks that take next to no time, each behind the one before."""
+    """Return a function in which one device runs so many very short tasks, each after the one before."""
 
     def function(given: Any) -> Any:
         with tf.device(device):

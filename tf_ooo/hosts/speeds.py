@@ -22,7 +22,7 @@ from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.profile import usable_cores
 from tf_ooo.errors import CostError
 
-# Measures a message between devices that both compute: it waits for a thread and, on a share of a processor,
+# Measures a message between devices that both compute: it waits for a thread and, if a processor is shared,
 # for its turn: milliseconds, once for each hop of a pipeline.
 
 # Products of so large matrices, so many to a segment that it takes about so long.
@@ -31,7 +31,7 @@ _ROUNDS, _BUSY_BYTES = 4, 256 * 1024
 
 
 def busy_latency_s(sender: str, receiver: str, link: Link, product_s: float, repeats: int) -> float:
-    """Return seconds of a message, less those that it occupies the link; not below the idle link's."""
+    """Return the seconds of a message, less those on the link; not below the idle link's latency."""
     products = max(4, round(_SEGMENT_S / max(product_s, 1e-6)))
     alone, sending = (_warm(_in_turns(sender, receiver, products, size)) for size in (0, _BUSY_BYTES))
     pairs = [(seconds_of(alone), seconds_of(sending)) for _ in range(repeats)]
@@ -73,7 +73,7 @@ class _Segments:
         self.last: Any = None
 
     def segment(self, after: Sequence[Any]) -> Any:
-        """Begins after the one before, and after tensors of this device."""
+        """Start a segment after the one before, and after tensors of this device."""
         before = [] if self.last is None else [self.last]
         with tf.device(self._name), tf.control_dependencies([*before, *after]):
             factor = product = self._matrix.read_value()
@@ -88,13 +88,13 @@ class _Segments:
             return self._sent.read_value()
 
     def arrived(self, messages: Sequence[Any]) -> list[Any]:
-        """Return something on this device that waits for each message."""
+        """Return for each message a value on this device that waits for it."""
         with tf.device(self._name):
             return [message[0] for message in messages]
 
 
 def seconds_of(function: Callable[[], Any]) -> float:
-    """Return the seconds until what it returns is there."""
+    """Return the seconds of a function until its result is there."""
     started = time.perf_counter()
     function().numpy()
     return time.perf_counter() - started
@@ -116,10 +116,9 @@ _HAND_OVER_S = 30e-6
 
 
 def link_between(names: Sequence[str]) -> Link:
-    """Return the link between neighbouring devices, the slowest where they differ; measured, but within one
-    memory.
+    """Return the measured link between neighbouring devices, the slowest if they differ.
 
-    Raises CostError where a device does not answer.
+    Within one memory nothing is measured.  Raises CostError if a device does not answer.
     """
     links = [measure_device_link(a, b) for a, b in itertools.pairwise(names) if not _one_memory(a, b)]
     if not links:
@@ -132,10 +131,9 @@ def link_between(names: Sequence[str]) -> Link:
 
 
 def sharing_cores(link: Link, names: Sequence[str], hosts: Sequence[str]) -> Link:
-    """Return the link of devices of which the CPUs of one host share its cores; all hosts are taken to be
-    like this.
+    """Return the link of devices for which CPUs of one host share its cores, on all hosts alike.
 
-    There the time that messages take from those that compute is time of these cores, and counts as that.
+    There messages take their time from the shared cores, and count as their work.
     """
     places = [host if ":CPU:" in name else name for name, host in zip(names, hosts, strict=True)]
     machines = tuple(map(places.index, places))
@@ -154,11 +152,11 @@ def _one_memory(a: str, b: str) -> bool:
 def measure_device_link(
     sender: str, receiver: str, sizes: Sequence[int] = MEASURED_BYTES, repeats: int = 5
 ) -> Link:
-    """Sends tensors of some bytes to and fro between two devices of this process, fits a link to the times.
+    """Send tensors of several sizes to and fro between two devices; fit a link to the times.
 
     A run makes 8 hops, and one that makes none is taken off, so that what starting a run costs does not count
-    as latency.  What messages take from a computation on either device is measured, too; the latency is that
-    between devices that compute.  CostError: no such device, or it does not answer.
+    as latency.  The time that messages take from computation on either device is measured, too; the latency
+    is that between devices that compute.  CostError: no such device, or it does not answer.
     """
     try:
         samples = [(float(x), hop_s) for x in sizes for hop_s in _hop_seconds(sender, receiver, x, repeats)]
@@ -175,10 +173,9 @@ def measure_device_link(
 
 
 def measure_overhead_s_per_byte(sender: str, receiver: str, link: Link, repeats: int = 5) -> float:
-    """Return seconds that a computation takes longer for each byte that its device sends or receives
-    meanwhile.
+    """Return the seconds by which a computation is longer for each byte that its device exchanges.
 
-    The mean of both ends; 0 where the link is too slow for messages to be through in time.
+    It is the mean of both ends; 0 if the link is too slow for messages to arrive in time.
     """
     with runtime.calls_not_optimized():
         ends_s = [_overhead_s_per_byte(sender, receiver, at, link, repeats) for at in (sender, receiver)]
@@ -237,7 +234,7 @@ def _hop_seconds(sender: str, receiver: str, size: int, repeats: int) -> list[fl
 
 
 def _hops(sender: str, receiver: str, size: int, hops: int) -> Any:
-    """Return a function that sends a tensor to and fro and returns one number of it."""
+    """Return a function that sends a tensor to and fro and returns one of its numbers."""
 
     def function() -> Any:
         with tf.device(sender):
@@ -261,10 +258,10 @@ _ALIKE = 1.4
 
 
 def relative_speeds(devices: Sequence[str], hosts: Sequence[str], home: str) -> tuple[float, ...]:
-    """Return each device's speed, where that of ``home`` is 1; (): all are as fast as that.
+    """Return each device's speed, relative to ``home``; (): all are as fast as that.
 
-    What differs by less than 40% counts as alike.  CPUs of one process are; only where there are other
-    devices is anything measured: on all hosts at once, on the devices of one host one after the other.
+    Speeds that differ by less than 40% count as equal, and CPUs of one process are equal.  Only if there are
+    other devices are speeds measured: on all hosts at once, on one host's devices one after the other.
     ``hosts`` says where each device is.  CostError: a device does not answer.
     """
     host_of = {_computing(name): host for name, host in zip(devices, hosts, strict=True)}
@@ -279,8 +276,7 @@ def relative_speeds(devices: Sequence[str], hosts: Sequence[str], home: str) -> 
 
 
 def levels(speeds: Mapping[str, float]) -> dict[str, float]:
-    """Return the same for all that are about alike, 1 for those that are about 1: what measurements differ by
-    is not to decide where a model is cut."""
+    """Return one speed for all that are alike, 1 for those near 1, so that noise does not move a cut."""
     groups: list[list[str]] = []
     for name in sorted(speeds, key=speeds.__getitem__):
         if not groups or speeds[name] >= _ALIKE * speeds[groups[-1][0]]:
@@ -308,8 +304,7 @@ def measured_model(device: str) -> DeviceModel:
 
 
 def _computing(name: str) -> str:
-    """Return the device that stands for all that compute with the same cores: of the CPUs of a process the
-    first."""
+    """Return the device that stands for all with the same cores: the first CPU of a process."""
     process, kind = name.rsplit("/device:", 1)
     return f"{process}/device:CPU:0" if kind.startswith("CPU") else name
 
@@ -324,13 +319,13 @@ def _rates(host_of: Mapping[str, str]) -> dict[str, float]:
 
 
 def _rate(device: str) -> float:
-    """Return floating-point operations a second, in products."""
+    """Return floating-point operations a second, measured with matrix products."""
     width = _CPU_WIDTH if ":CPU:" in device else _GPU_WIDTH
     return _of_device(device, (width, width), lambda value, zeros: value @ zeros, 2.0 * width**3)
 
 
 def _of_device(device: str, shape: tuple[int, ...], once: Callable[[Any, Any], Any], each: float) -> float:
-    """Return how much of it the device does in a second, where once is ``each``."""
+    """Return how much the device does in a second, if one repetition does ``each``."""
     try:
         return each * _per_second(_repeated(device, shape, once))
     except (tf.errors.OpError, ValueError) as error:
@@ -338,9 +333,9 @@ def _of_device(device: str, shape: tuple[int, ...], once: Callable[[Any, Any], A
 
 
 def _per_second(function: Any) -> float:
-    """Return how often it is done in a second; the function takes a count.
+    """Return how many repetitions a function runs in a second, given a count.
 
-    What a call takes besides, tens of milliseconds on a worker, is as much with a small count.
+    The constant cost of a call, tens of milliseconds on a worker, is taken off by a call with a small count.
     """
 
     def seconds(count: int) -> float:
@@ -359,7 +354,7 @@ def _per_second(function: Any) -> float:
 
 
 def _repeated(device: str, shape: tuple[int, ...], once: Callable[[Any, Any], Any]) -> Any:
-    """Return a function that does it as often as it is told, and returns one number of the result."""
+    """Return a function that repeats ``once`` as often as told, and returns one number of the result."""
     variable = keras_variables.zeros_on(device, tf.float32, shape)
 
     def function(count: Any) -> Any:

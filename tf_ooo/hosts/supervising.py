@@ -22,12 +22,12 @@ _GRACE_S = 5.0
 
 @dataclass(frozen=True)
 class Job:
-    """Describes what is run.
+    """Describes a script and its processes.
 
     Attributes:
         script: its path and arguments.
-        ranks: so many processes by ``horovodrun``; 0: one.
-        workers: so many tasks of a cluster on this machine, the script's own among them; 0: none.
+        ranks: how many processes ``horovodrun`` starts; 0: one process without it.
+        workers: the number of tasks of a cluster on this machine, including the script's own; 0: none.
         cluster: addresses of workers that somebody else starts; empty: none.
     """
 
@@ -59,7 +59,7 @@ class Job:
 
 
 def _check_script(script: Sequence[str]) -> None:
-    """Raise OptionsError: Python would fail in the same way after each restart."""
+    """Raise OptionsError for a script that Python cannot run, however often it is restarted."""
     name = script[0]
     if name.startswith("--"):
         raise OptionsError(f"{name} is no option of tf-ooo run, and no script; see tf-ooo run --help")
@@ -69,7 +69,7 @@ def _check_script(script: Sequence[str]) -> None:
 
 @dataclass
 class _Attempt:
-    """Is one start of all processes, each the first of a group of its own."""
+    """Represents one start of all processes, each the first of its own process group."""
 
     script: subprocess.Popen[bytes]
     workers: dict[str, subprocess.Popen[bytes]]
@@ -81,8 +81,7 @@ class _Attempt:
         ]
 
     def wait(self, told: Sequence[str]) -> int | None:
-        """Return the script's exit status, or None when a signal is ``told``; a lost worker leaves a
-        minute."""
+        """Return the script's exit status, or None after a signal; after a lost worker wait a minute."""
         deadline_s = float("inf")
         while self.script.poll() is None:
             if told:
@@ -96,10 +95,10 @@ class _Attempt:
 
 
 def supervise(job: Job, max_restarts: int, say: Callable[[str], None]) -> int:
-    """Runs the job until its script succeeds; returns its last exit status.
+    """Run the job until its script succeeds; return its last exit status.
 
     A script that fails is started again, with new workers, up to ``max_restarts`` times: it has to go on from
-    its last checkpoint by itself (``keras.callbacks.BackupAndRestore``).  Not after Ctrl-C or SIGTERM.
+    its last checkpoint by itself (``keras.callbacks.BackupAndRestore``).  Ctrl-C and SIGTERM end the job.
     """
     _check_script(job.script)
     with _signals() as told:
@@ -139,7 +138,7 @@ def _started(job: Job) -> Iterator[_Attempt]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Asks the process, then kills all of its group."""
+    """Ask the process to end, then kill all of its group."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -151,9 +150,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[str]]:
-    """Yield the names of the Ctrl-C and SIGTERM that come.
+    """Yield a list that gets the names of signals: Ctrl-C and SIGTERM.
 
-    Nothing is raised where they come: a process that is just being started would be known to nobody.
+    Signals raise nothing: otherwise a process that is just being started would be lost.
     """
     told: list[str] = []
     before = {

@@ -1,4 +1,4 @@
-"""Reads how much of its machine's memory the system lets a process have: control groups of version 1 and 2.
+"""Reads how much memory the system lets a process have, from control groups of version 1 and 2.
 
 No TensorFlow here.  Where the files of Linux are missing, nothing is limited and nothing is known.
 """
@@ -24,12 +24,12 @@ _FILE_PAGES = {
 
 @dataclass(frozen=True)
 class MemoryGroup:
-    """Is a control group that may have less than its machine has.
+    """Represents a control group that may have less memory than its machine.
 
     Attributes:
-        limit_bytes: that its processes may have together; the system ends who passes it.
-        used_bytes: that they have, without pages of files that the system would drop.
-        name: another one for any other group, also of other machines.
+        limit_bytes: the most that its processes may have together; the system ends a process that exceeds it.
+        used_bytes: bytes in use, without pages of files that the system would drop.
+        name: unique among groups, also of other machines.
         path: as ``/proc/self/cgroup`` names it.
     """
 
@@ -41,15 +41,14 @@ class MemoryGroup:
 
 @dataclass(frozen=True)
 class ReportedLimit:
-    """Holds bytes that a device may have, or this process may still take; ``said``: who says so, in words."""
+    """Holds the bytes that a device or this process may have; ``said``: who says so, in words."""
 
     bytes: int
     said: str
 
 
 def memory_group(proc: Path = _PROC) -> MemoryGroup | None:
-    """Return the group with the lowest limit that this process is in; None: the whole machine is there for
-    it."""
+    """Return this process' control group with the lowest limit; None: no limit but the machine's."""
     located = _located(proc)
     if located is None:
         return None
@@ -72,14 +71,14 @@ def memory_group(proc: Path = _PROC) -> MemoryGroup | None:
 
 
 def taken_bytes(proc: Path = _PROC) -> int:
-    """Return the bytes that this process has in memory, its mapped files included; 0: not known."""
+    """Return the bytes that this process has in memory, with its mapped files; 0: not known."""
     return _kilobytes(proc / "self/status", "VmRSS") or 0
 
 
 def available_bytes(proc: Path = _PROC) -> ReportedLimit | None:
-    """Return the bytes that this process may still take: of the machine, or of its group where that is less.
+    """Return the bytes that this process may still take: the machine's, or its group's if fewer.
 
-    None where the system does not say.  What it may move to its swap space counts.
+    None if the system does not say.  Swap space counts.
     """
     free, swap = (_kilobytes(proc / "meminfo", what) for what in ("MemAvailable", "SwapFree"))
     rows = [] if free is None else [ReportedLimit(free + (swap or 0), "free on this machine")]
@@ -107,7 +106,7 @@ def _located(proc: Path) -> tuple[int, Path, Path] | None:
 
 
 def _mounts(lines: Sequence[str]) -> Iterator[tuple[str, Path, str, str]]:
-    """Yield for each line of ``mountinfo`` what is mounted, where, its type and options."""
+    """Yield for each line of ``mountinfo`` the root, the mount point, its type and options."""
     for line in lines:
         before, _, after = line.partition(" - ")
         fields, kind = before.split(), after.split()
@@ -116,12 +115,12 @@ def _mounts(lines: Sequence[str]) -> Iterator[tuple[str, Path, str, str]]:
 
 
 def _plain(text: str) -> str:
-    """Spaces and the like are written as ``\\040`` there."""
+    """Decode spaces and the like, which are written as ``\\040`` there."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
 def _within(path: str, root: str) -> str:
-    """Return the part of a group's path below what is mounted; a container may see its own group only."""
+    """Return a group's path below the mounted root; a container may see only its own group."""
     root = root.rstrip("/")
     if ".." in path.split("/") or not f"{path}/".startswith(f"{root}/"):
         return ""
@@ -137,7 +136,7 @@ def _used_bytes(folder: Path, version: int) -> int:
 
 
 def _kilobytes(file: Path, what: str) -> int | None:
-    """Return bytes of a line ``what:  123 kB``."""
+    """Return the bytes in a line ``what:  123 kB``."""
     for line in _lines(file):
         name, _, value = line.partition(":")
         if name == what:
@@ -146,7 +145,7 @@ def _kilobytes(file: Path, what: str) -> int | None:
 
 
 def _number(file: Path) -> int | None:
-    """Return None also for "max", no limit."""
+    """Return the number in a file; None for "max", no limit."""
     text = "".join(_lines(file))
     return int(text) if text.isdecimal() else None
 

@@ -1,4 +1,4 @@
-"""Notices workers that are gone or silent, and keeps nobody waiting for them.
+"""Notices workers that are gone or silent, so that nothing waits for them.
 
 TensorFlow itself notices a process that ended: its connections close and the step fails at once.
 A machine that lost its power, or a process that was stopped, just never answers: it is asked every 5 s, and
@@ -29,8 +29,8 @@ from tf_ooo.hosts.worker import Facts, Line, in_a_line
 class Silence:
     """Watches workers until the end of the process, or until :meth:`stop`.
 
-    One that does not greet for ``silence_s`` seconds is silent: this process' connections to it are closed
-    every second from then on, so that whatever waits for it fails.
+    A worker that sends no greeting for ``silence_s`` seconds is silent: from then on this process'
+    connections to it are closed every second, so that whatever waits for it fails.
     """
 
     def __init__(self, silence_s: float) -> None:
@@ -38,7 +38,7 @@ class Silence:
         self._peers: dict[int, int] = {}
 
     def watch(self, task: int, address: str) -> None:
-        """Watch a worker more. BackendError: the library is not compiled, or there is no thread left."""
+        """Watch one more worker. BackendError: the library is not compiled, or there is no thread left."""
         peer = _library().ooo_watch(*_where(address), ctypes.c_double(self.silence_s))
         if peer is None:
             raise BackendError(f"worker {address} cannot be watched: this process can start no thread")
@@ -48,20 +48,20 @@ class Silence:
         return f"it has not answered for {self.silence_s:.0f} s"
 
     def tasks(self) -> list[int]:
-        """Return the silent ones."""
+        """Return the tasks of silent workers."""
         return [task for task, peer in self._peers.items() if _library().ooo_silent(peer)]
 
     def stop(self) -> None:
-        """Nobody is silent any more."""
+        """Stop watching, so that no worker is silent any more."""
         peers, self._peers = self._peers, {}
         for peer in peers.values():
             _library().ooo_unwatch(peer)
 
 
 def cut(address: str) -> int:
-    """Closes this process' TCP connections to an address; returns how many.
+    """Close this process' TCP connections to an address; return how many.
 
-    What waits for an answer from there fails now.  TensorFlow has no deadline for its remote calls, and
+    Calls that wait for an answer from there fail now.  TensorFlow has no deadline for its remote calls, and
     asking it whether a worker lives blocks all of Python if that worker is silent.
     """
     closed: int = _library().ooo_cut(*_where(address))
@@ -69,7 +69,7 @@ def cut(address: str) -> int:
 
 
 def _where(address: str) -> tuple[ctypes.Array[ctypes.c_char_p], int, int]:
-    """Return IP addresses, how many, and the port; none where the name is not known."""
+    """Return the IP addresses, their number, and the port; none if the name is not known."""
     host, port = host_port(address)
     try:
         known = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -97,10 +97,10 @@ _MOST_ANSWER_S = 10.0
 
 
 class Watch:
-    """Asks each worker of a cluster from a thread of its own, six times in ``silence_s``; then it is lost.
+    """Asks each worker of a cluster in a thread, six times in ``silence_s``; without an answer it is lost.
 
-    ``workers``: what each said when the cluster was joined, ``lost``: why, by task; ``silence`` watches the
-    same workers.
+    ``workers``: the facts of each when the cluster was joined, ``lost``: why one is lost, by task;
+    ``silence`` watches the same workers.
     """
 
     def __init__(self, workers: Mapping[int, Facts], silence: Silence) -> None:
@@ -115,14 +115,14 @@ class Watch:
         self._connecting: set[int] = set()
 
     def start(self) -> None:
-        """Watches until :meth:`stop`, or the end of the process."""
+        """Watch until :meth:`stop`, or the end of the process."""
         self._answered = dict.fromkeys(self._workers, time.monotonic())
         self._asking = {task: _thread(self._ask, task) for task in self._workers}
         _thread(self._watch)
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Ends the threads: one inside TensorFlow would crash the process at its end."""
+        """End the threads: one inside TensorFlow would crash the process at its end."""
         self._ended.set()
         deadline_s = time.monotonic() + self._answer_s + 2.0
         while self._in_tensorflow() and time.monotonic() < deadline_s:
@@ -138,7 +138,7 @@ class Watch:
         return any(thread.is_alive() for thread in (*threads, *self._looking))
 
     def look(self) -> dict[int, str]:
-        """Asks all workers now that are not lost; why each lost one is lost, by task."""
+        """Ask all workers that are not lost; return why each lost one is lost, by task."""
         for task in self._silence.tasks():
             self._lose(task, self._silence.text())
         reasons: dict[int, str] = {}
@@ -173,7 +173,7 @@ class Watch:
         return "" if same else "it has been started anew, and what it held is gone"
 
     def _ask(self, task: int) -> None:
-        """Asks one worker for ever."""
+        """Ask one worker repeatedly, until it is lost."""
         address = self._workers[task].addresses[task]
         line = Line(f"grpc://{address}", task)
         while not self._ended.is_set() and task not in self.lost:

@@ -1,8 +1,7 @@
-"""Runs a worker process: TensorFlow's server of one task of a cluster, and the facts that it publishes of
-itself.
+"""Runs a worker process: TensorFlow's server of one task of a cluster, with published facts.
 
-They are read with a session rather than eagerly: it can be given a deadline, and it asks the one worker
-without having joined its cluster.  TensorFlow is not imported before: a worker checks its version first.
+Facts are read with a session rather than eagerly: it has a deadline, and asks one worker without joining its
+cluster.  TensorFlow is not imported before: a worker checks its version first.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ def serve(
     insecure_network: bool = False,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Serves task ``task`` of the cluster and does not return: SIGTERM or Ctrl-C ends the process.
+    """Serve task ``task`` of the cluster; it never returns: SIGTERM or Ctrl-C ends the process.
 
     Args:
         cluster: ``"host1:port,host2:port"``, the same text for every task and for the client.
         task: this process' place in it.
-        inter_op_threads: that run ops side by side, at least 4; None: one per core, or 4.
-        intra_op_threads: within one op; 0: one per core.
-        insecure_network: whoever reaches the address can run anything as this process' user, and that is
-            accepted: it is in a network of its own.  Not needed for addresses of this machine alone.
-        say: is told where the worker listens, once it does.
+        inter_op_threads: threads that run ops side by side, at least 4; None: one per core, or 4.
+        intra_op_threads: threads within one op; 0: one per core.
+        insecure_network: accept that anyone who reaches the address can run anything as this process' user,
+            because the network is isolated.  Not needed for addresses of this machine alone.
+        say: called with a line once the worker listens.
 
     Raises:
         OptionsError: the cluster, task or number of threads is not accepted.
@@ -127,9 +126,9 @@ class Facts:
     """Describes one worker process; ``started`` tells two processes at the same address apart.
 
     Attributes:
-        memory_limit_bytes: that its control group may have; None: all that the machine has.
-        memory_group: tells that group apart from others, also of other machines.
-        taken_bytes: that its process has had before the first training.
+        memory_limit_bytes: the limit of its control group; None: the whole machine.
+        memory_group: the group's unique name, also among other machines.
+        taken_bytes: bytes in its process before the first training.
     """
 
     addresses: tuple[str, ...]
@@ -146,7 +145,7 @@ class Facts:
 
     @classmethod
     def from_text(cls, text: str) -> Facts:
-        """Fields that a later version may have added are left out; an earlier one says less."""
+        """Read facts; fields added by later versions are left out; earlier versions have fewer."""
         told = json.loads(text)
         known = {field.name: told[field.name] for field in fields(cls) if field.name in told}
         return cls(**{**known, "addresses": tuple(told["addresses"])})
@@ -164,7 +163,7 @@ def own_facts(addresses: tuple[str, ...], task: int) -> Facts:
 
 
 def publish(target: str, facts: Facts) -> None:
-    """Puts them into the runtime of the server at ``target``, of this process."""
+    """Put facts into the runtime of the server at ``target``, which is in this process."""
     import tensorflow as tf
 
     with Line(target, facts.task, write=facts.to_text()) as line:
@@ -176,14 +175,14 @@ def publish(target: str, facts: Facts) -> None:
 
 @dataclass(frozen=True)
 class Client:
-    """Is the training that uses a worker: the address at which its process listens."""
+    """Represents a training that uses a worker: the address at which its process listens."""
 
     address: str
     process: int
 
 
 def user_of(address: str, task: int, timeout_s: float) -> Client | None:
-    """Return who has said last that it uses the worker, if its process still listens there."""
+    """Return the last client that said it uses the worker, if its process still listens there."""
     import tensorflow as tf
 
     try:
@@ -195,7 +194,7 @@ def user_of(address: str, task: int, timeout_s: float) -> Client | None:
 
 
 def say_used(address: str, task: int, own: str) -> None:
-    """Tells the worker that this process, which listens at ``own``, uses it from now on."""
+    """Tell the worker that this process, which listens at ``own``, uses it from now on."""
     client = asdict(Client(own, os.getpid()))
     with Line(f"grpc://{address}", task, json.dumps(client), "client") as line:
         line.run(10.0)
@@ -208,9 +207,9 @@ def in_a_line(error: Exception) -> str:
 
 
 class Line:
-    """Is a connection to one worker, kept open; with ``write`` for what it says from now on, else to ask.
+    """Keeps a connection to one worker open; with ``write`` it tells the worker, otherwise it asks.
 
-    ``name`` is that of the string that is read or written.
+    ``name``: the name of the string that is read or written.
     """
 
     def __init__(self, target: str, task: int, write: str | None = None, name: str = "facts") -> None:
@@ -222,7 +221,7 @@ class Line:
         return Facts.from_text(self.run(timeout_s).decode())
 
     def run(self, timeout_s: float) -> Any:
-        """Reads or writes the string."""
+        """Read or write the string."""
         import tensorflow as tf
 
         milliseconds = round(timeout_s * 1e3)
@@ -251,7 +250,7 @@ class Line:
         self._session = tf.compat.v1.Session(self._target, graph=graph, config=config)
 
     def abandon(self) -> None:
-        """Leaves the connection as it is: closing it would wait for the worker, too."""
+        """Leave the connection open: closing it would wait for the worker, too."""
         from tf_ooo.compat import tf_functions
 
         if self._session is not None:
@@ -270,10 +269,10 @@ class Line:
 def limits_of_workers(
     computing: Mapping[int, int], workers: Mapping[int, Facts], own: Facts
 ) -> dict[int, ReportedLimit]:
-    """Return the limit of each CPU of workers in control groups that limit their memory, by task.
+    """Return by task the limit of each CPU on workers whose control groups limit their memory.
 
-    Processes of one group share its limit, less what all of them took before; ``own``, this process, takes
-    part where it is in such a group.  ``computing``: CPU devices by task; 0 where a task has GPUs.
+    Processes of one group share its limit, less the bytes that all took before; ``own``, this process, takes
+    part if it is in such a group.  ``computing``: number of CPU devices by task; 0 if a task has GPUs.
     """
     groups: defaultdict[str, dict[int, Facts]] = defaultdict(dict)
     for task, facts in workers.items():

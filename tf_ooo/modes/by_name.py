@@ -15,8 +15,7 @@ AUTO = "auto"
 
 
 class Options:
-    """Holds a mode and its options by name: ``Options(mode="pipeline", devices=4)`` is
-    ``Pipeline(devices=4)``.
+    """Holds a mode and its options: ``Options(mode="pipeline", devices=4)`` is ``Pipeline(devices=4)``.
 
     The fields of the mode's own options can be read here, too.
 
@@ -106,15 +105,14 @@ class Options:
 
 
 def options_for_fit(given: str | Options | ModeOptions, **arguments: Any) -> ModeOptions:
-    """Return typed options of a callback: from a mode's name and arguments, or a value that is given
-    instead."""
+    """Return a callback's typed options, from a mode's name and arguments or from a value given instead."""
     return _typed(given, arguments, workers=launched_with_workers())
 
 
 def options_for_steps(where: str, given: str | Options | ModeOptions, **arguments: Any) -> SingleDevice:
-    """Return typed options of ``where``, which rewrites functions; as :func:`options_for_fit`.
+    """Return typed options of ``where``, which rewrites functions; arguments as :func:`options_for_fit`.
 
-    Raises OptionsError for the modes that need a model, whose ``fit`` they take part in.
+    Raises OptionsError for the modes that need a model and its ``fit``.
     """
     typed = _typed(given, arguments, workers=False)
     if not isinstance(typed, SingleDevice):

@@ -1,4 +1,4 @@
-"""Runs ``model.fit`` on several processes with a pipeline each: ranks in step, around its steps."""
+"""Runs ``model.fit`` on several processes, each with a pipeline; ranks are kept in step around its steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BY_HOROVOD = (
 
 
 class ReplicatedPipelineMode:
-    """Each rank cuts the same model over devices of its own; ranks are kept in step as in data parallel."""
+    """Cuts the same model on each rank over its own devices; ranks stay in step as in data parallel."""
 
     keeps_stock = False
     compiles = False
@@ -42,8 +42,7 @@ class ReplicatedPipelineMode:
         self._stock: Any = None  # that gradients are averaged of
 
     def join(self) -> Engine:
-        """Return the ranks. BackendError: not as many as ``replicas``, or that cannot have a pipeline
-        each."""
+        """Return the ranks. BackendError: they are not ``replicas`` many, or cannot have a pipeline each."""
         if resolved_name(self.options.engine) == "collectives":  # before they wait for each other
             raise BackendError(_BY_HOROVOD)
         engine = choose_engine(self.options.engine)
@@ -72,7 +71,7 @@ class ReplicatedPipelineMode:
         self.pipeline.check(model, steps)
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training:
-        """Return the pipeline's steps, as many as all ranks run; one rank alone is a pipeline."""
+        """Return the pipeline's training, with equally many steps on all ranks; one rank is a pipeline."""
         fit, own = self.pipeline.fit_of(model, steps), self.pipeline.plans.own
         engine, averaging = self.pipeline.plans.ranks.engine, self.pipeline.plans.ranks.averaging
         if averaging is None:
@@ -90,5 +89,5 @@ class ReplicatedPipelineMode:
         return ranks
 
     def describe(self) -> Report:
-        """This rank's pipeline."""
+        """Return the report of this rank's pipeline."""
         return self.pipeline.describe()

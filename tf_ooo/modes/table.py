@@ -1,5 +1,4 @@
-"""Defines the table of modes: the options of each, and what trains by them. Nobody else knows the modes by
-name."""
+"""Defines the table of modes: the options of each, and what trains by them. Only this file names modes."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ __all__ = [
 
 
 def mode_for(options: ModeOptions) -> Mode:
-    """Return the mode that trains a model's ``fit``. BackendError: ``"layerpipe"`` in one of several
-    processes."""
+    """Return the mode that trains in ``fit``. BackendError: ``"layerpipe"`` in one of several processes."""
     make = _MAKERS.get(type(options))
     if make is None:
         raise OptionsError(
@@ -52,8 +50,7 @@ def function_controller(
     report: Report,
     on_decided: Callable[[], None],
 ) -> StepController:
-    """Return the controller of a decorated function, ``compiled`` by XLA. OOOError: why it cannot be
-    rewritten."""
+    """Return the controller of a decorated function. OOOError: it cannot be rewritten."""
     if compiled:
         from tf_ooo.compat import tf_functions
         from tf_ooo.modes.compiled.controller import for_function

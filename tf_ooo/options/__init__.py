@@ -1,4 +1,4 @@
-"""Defines the options that several modes have; what one mode has stands beside the mode."""
+"""Defines the options that several modes share; a mode's own options stand beside the mode."""
 
 from tf_ooo.options.base import DeviceOptions, ModeOptions, OneDeviceOptions, RankOptions, TaskOptions
 

@@ -1,4 +1,4 @@
-"""Defines the options of every mode and of several modes, and how each value is checked."""
+"""Defines the options that all or several modes have, and how each value is checked."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ Value = TypeVar("Value")
 def option(default: Value, check: Check, *, of_policy: bool = False) -> Value:
     """Return a field of a dataclass of options; ``check`` is called with its name and value.
 
-    ``of_policy``: only the policies that list it read it; with another schedule values other than None are
-    refused.
+    ``of_policy``: only policies that list the option read it; other schedules refuse all values but None.
     """
     return field(default=default, metadata={"check": check, "of_policy": of_policy})
 
 
 def choice(accepted: Iterable[str]) -> Check:
-    """Return one of some texts; what is close to one of them is asked about."""
+    """Accept one of some texts; an error for a near miss asks whether that one was meant."""
     accepted = tuple(accepted)
 
     def check(name: str, value: object) -> None:
@@ -42,7 +41,7 @@ def choice(accepted: Iterable[str]) -> Check:
 
 
 def accepting(accepted: str, is_accepted: Callable[[object], bool]) -> Check:
-    """Refuses other values; ``accepted`` says what would do."""
+    """Refuse values that are not accepted; the text ``accepted`` says what would be."""
 
     def check(name: str, value: object) -> None:
         if not is_accepted(value):
@@ -107,13 +106,13 @@ _OF_ONE_PROCESS = ("timeline", "dump_dir")
 
 @dataclass(frozen=True, kw_only=True)
 class ModeOptions:
-    """Is the base of all modes' options: a frozen value, checked when it is made.
+    """Is the base class of all modes' options: a frozen value, checked when it is made.
 
     A type with a ``mode`` is a mode's; the ones without are groups of fields that several modes have.
 
     Attributes:
         mode: the mode's name.
-        why_not: what is said of some options of other modes, ``"is not for ..."`` where it is not here.
+        why_not: for some options of other modes, why this mode refuses them; else ``"is not for ..."``.
         schedule_files: whether ``schedule`` may also be a file.
         schedule: ``"auto"``, or a policy's name, which is applied as asked.
         profile_steps: steps that are measured, after one that is not; 0 measures nothing.  On one device
@@ -141,7 +140,7 @@ class ModeOptions:
             _OF_MODES.append(cls)
 
     def __new__(cls: type[Own], *args: object, **given: object) -> Own:
-        """Refuses names of other modes' options, and values without one: TypeErrors in ``__init__``."""
+        """Refuse options of other modes and options without a value: TypeErrors in ``__init__``."""
         if args:
             name = cls.__name__
             raise OptionsError(f"{name}({args[0]!r:.40}): options are given by name, {name}(schedule='auto')")
@@ -182,12 +181,12 @@ class ModeOptions:
 
     @property
     def may_fall_back(self) -> bool:
-        """A named schedule is applied as asked; only ``"auto"`` may go back to the stock order."""
+        """Return whether stock may run: only with ``"auto"``; a named schedule is applied as asked."""
         return self.schedule == "auto"
 
     @property
     def policy_options(self) -> dict[str, Any]:
-        """Return the values of the schedule's own options; left out where nothing is given."""
+        """Return the values that are given for the schedule's own options."""
         names = [item.name for item in fields(self) if item.metadata.get("of_policy")]
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
@@ -202,7 +201,7 @@ _OF_MODES: list[type[ModeOptions]] = []
 
 
 def owners_of(name: str) -> str:
-    """Return the modes that have an option, ``mode='a' or mode='b'``; empty where none has it."""
+    """Return the modes that have an option, as ``mode='a' or mode='b'``; empty where none has it."""
     names = sorted(owner.mode for owner in _OF_MODES if name in owner.defaults())
     return " or ".join(f"mode={mode!r}" for mode in names)
 
@@ -213,7 +212,7 @@ def is_default(name: str, value: object) -> bool:
 
 
 def is_file(schedule: object) -> TypeGuard[str | os.PathLike[str]]:
-    """Return whether a schedule is a file's name: a path, or a text with a dot or a slash."""
+    """Return whether a schedule is the name of a file: a path, or a text with a dot or a slash."""
     if isinstance(schedule, os.PathLike):
         return isinstance(os.fspath(schedule), str)
     return isinstance(schedule, str) and any(sign in schedule for sign in {".", "/", os.sep})
@@ -242,18 +241,18 @@ def check_schedule(mode: str, schedule: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions(ModeOptions):
-    """Holds the option of modes in which XLA may compile each task of a step by itself.
+    """Holds the option of modes in which XLA may compile each task of a step separately.
 
     Attributes:
         compile_tasks: each task (F and dO of a stage or layer, dW of a layer, U) is one call that XLA
-            compiles; what it cannot have runs op by op.  ``"auto"``: where all devices are GPUs and Keras
+            compiles; what XLA cannot compile runs op by op.  ``"auto"``: where all devices are GPUs and Keras
             would compile the step, as ``jit_compile="auto"`` does there; not on CPUs.
     """
 
     compile_tasks: bool | str = option("auto", flag_or_auto)
 
     def compiles_tasks(self, as_keras: bool, devices: Iterable[str]) -> bool:
-        """Return whether XLA is to compile tasks; ``as_keras``: whether Keras would have it compile steps."""
+        """Return whether XLA compiles tasks; ``as_keras``: whether Keras would have XLA compile steps."""
         if self.compile_tasks != "auto":
             return bool(self.compile_tasks)
         return as_keras and all("GPU" in device for device in devices)
@@ -277,12 +276,12 @@ class RankOptions(ModeOptions):
         engine: ``"horovod"``, ``"collectives"`` (TensorFlow's own), ``"single"``; auto takes the one that
             this process was launched with.
         op: how gradients are combined, ``"Average"``, ``"Sum"`` or ``"Adasum"``.
-        compression: what gradients travel as, ``"none"``, ``"fp16"`` or ``"bf16"``.
+        compression: the type that gradients are sent as, ``"none"``, ``"fp16"`` or ``"bf16"``.
         weighting: in an average every rank counts the same (``"ranks"``), or every sample does
             (``"samples"``), for batches of unequal size.
-        lockstep: ``"auto"``: ranks agree on the number of steps once an epoch, and, where a callback acts on
-            batches and may stop a rank alone, before each execution on whether all go on; ``"epoch"``: on
-            the number only; ``"execution"``: before each, with its batches in hand.
+        lockstep: ``"epoch"``: ranks agree on the number of steps once an epoch; ``"execution"``: before each
+            execution, with its batches in hand; ``"auto"``: once an epoch, and before each execution on
+            whether all go on, where a callback acts on batches and may stop a rank alone.
         stop_timeout_s: with ``"epoch"``, how long a rank that a callback has stopped waits for the others.
     """
 
@@ -299,7 +298,7 @@ class RankOptions(ModeOptions):
             raise OptionsError(f"weighting='samples' goes with op='Average' only, not with op={self.op!r}")
 
     def refuse_averaging(self) -> None:
-        """Raise OptionsError for an option of averaging, where one process trains and averages nothing."""
+        """Raise OptionsError for an option of averaging where a single process trains."""
         for name in ("op", "compression", "weighting"):
             value = getattr(self, name)
             if value != self.defaults()[name]:
@@ -316,8 +315,8 @@ class DeviceOptions(ModeOptions):
     Attributes:
         devices: a number, device names, or a cluster (docs/pipeline.md); None: all GPUs, or all CPU devices.
         costs: a CostTable of the model's layers, such as ``report.costs`` of an earlier run; None: measured.
-        compare: measure some stock steps on one device, too, which are undone, so that the report says what
-            was gained over them; None: at least three, six where that takes less than 5% of the fit.
+        compare: also measure some stock steps on one device, then undo them, so that the report tells the
+            gain over them; None: at least three, six where that takes less than 5% of the fit.
     """
 
     devices: Any = option(None, lambda name, value: check_devices(value))
@@ -329,20 +328,20 @@ class DeviceOptions(ModeOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class OneDeviceOptions(ModeOptions):
-    """Holds options of rewriting, of the comparison and of compiled steps, on one device.
+    """Holds options of rewriting, comparing and compiling steps on one device.
 
     Attributes:
         compare: ``"auto"``: True takes turns with stock from the first step on, however short the fit is;
-            False never, and keeps stock; None when what is left of the fit pays for it, which then becomes no
-            more than 5% longer.  With a memory limit or ``strict`` None is True.
+            False never compares and keeps stock; None compares when the rest of the fit becomes at most 5%
+            longer by it.  With a memory limit or ``strict`` None is True.
         memory_limit_bytes: peak bytes that the planned order may keep alive; None: no limit.  With a limit,
             ``"auto"`` takes the order with the lowest peak.
         dump_dir: folder for the graph after every pass; None writes nothing.
         batch_size: rows of one batch, where the graph leaves the number open; used to count bytes only.
             None: that of the first batch.
         unroll: jit_compile=True on a GPU: at most so many of the model's ``steps_per_execution`` go into one
-            graph, in which no step waits for all of the step before; 1: Keras' own loop; None: 8.
-        streams: jit_compile=True: how many side streams dW is dealt out to.
+            graph, in which a step begins before all of the last is done; 1: Keras' own loop; None: 8.
+        streams: jit_compile=True: over how many side streams dW are spread.
         store_activations: jit_compile=True: who reads the activations that dW needs from memory, rather than
             computing them again: ``"all"``, ``"backward"``, ``"cost"`` (as costs say) or ``"none"``; auto:
             cost, and with ``schedule="auto"`` what is measured to be fastest.
@@ -377,7 +376,7 @@ class OneDeviceOptions(ModeOptions):
 
     @property
     def given_for_xla(self) -> list[str]:
-        """Return the options, ``streams=2``, that do nothing where XLA does not compile the step."""
+        """Return the given options, such as ``streams=2``, that do nothing unless XLA compiles the step."""
         usual = self.defaults()
         given = {name: getattr(self, name) for name in _OF_XLA}
         return [f"{name}={value!r:.80}" for name, value in given.items() if value != usual[name]]

@@ -1,1 +1,1 @@
-"""Plans, with no TensorFlow and no graphs. From the costs of layers to a schedule, simulated."""
+"""Plans without TensorFlow or graphs: from the costs of layers to a simulated schedule."""

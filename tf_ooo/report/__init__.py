@@ -1,1 +1,1 @@
-"""Tells the user: the report of a training, its page."""
+"""Tells the user about a training: its report, and the report's page."""

@@ -1,4 +1,4 @@
-"""Shows the report as a page."""
+"""Shows the report as an HTML page."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _drawn(report: Report) -> str:
 
 
 def _candidates(report: Report) -> Table:
-    """List what a pipeline's plan was chosen from, the best first, refused ones last."""
+    """List the candidates for a pipeline's plan, the best first, refused ones last."""
     pipeline = report.pipeline
     best: dict[tuple[str, int], CandidateRow] = {}  # of each only the best way to cut the model
     runs = _running(report)
@@ -118,7 +118,7 @@ def _running(report: Report) -> list[CandidateRow]:
 
 
 def _layers(report: Report) -> Table:
-    """Make the table of layers with their seconds, where those are known; else with the ops of each."""
+    """Make the table of layers with their seconds, if known; else with the ops of each."""
     rows, costs = report.layers, report.costs
     if costs is not None and len(costs.layers) == len(rows):
         places = [_place(row) for row in rows] if report.pipeline else ()

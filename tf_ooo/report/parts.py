@@ -1,4 +1,4 @@
-"""Defines the parts of a report, each made in one place; what is noted, logged or saved."""
+"""Defines the parts of a report, and functions that note, log or save them."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ ENOUGH = 10
 
 @dataclass(frozen=True)
 class Part:
-    """A part is made by whoever knows all of it."""
+    """Is the base of a report's parts, each made by the code that knows all of it."""
 
 
 @dataclass(frozen=True)
 class Trained(Part):
-    """Says what is trained, with what and on what, and since when.
+    """Says what is trained, how, on which devices, and since when.
 
     Attributes:
-        mode: its name.
-        model, environment, date: the model's name, versions and device, when the report was begun.
+        mode: the mode's name.
+        model, environment, date: the model's name; versions and device; when the report was begun.
         ranks: how many train together.
-        batch_rows: how many one step has (data_parallel: this rank's); None: not known.
+        batch_rows: rows of one step (data_parallel: of this rank's); None: not known.
     """
 
     mode: str = "single_device"
@@ -56,9 +56,8 @@ class Outcome(Part):
     Attributes:
         fell_back: whether the stock step was kept; ``fallback_reason`` says why.
         kept_because: why the rewritten step was kept, other than for its speed.
-        undecided: while both are timed, how far that is; ``""`` once it is decided.
-        how_to_record: the option with which there is something to record, where stock was kept before there
-            was a plan.
+        undecided: progress while both are timed; ``""`` once it is decided.
+        how_to_record: if stock was kept without a plan, the option with which there is something to record.
     """
 
     fell_back: bool = False
@@ -86,7 +85,7 @@ class StepOps(Part):
 
     @classmethod
     def of(cls, graph: TrainingGraph, layers: Sequence[LayerRow]) -> StepOps:
-        """Describe a graph, whose layers are told by the mode."""
+        """Describe a graph and the layer rows that the mode gives."""
         return cls(graph.counts(), dict(graph.unclassified), dict(graph.mixed), layers)
 
 
@@ -97,8 +96,8 @@ class Rewritten(Part):
     Attributes:
         moved_ops: ops of the tasks that wait for an added edge; ``added_edges`` counts the edges.
         rewritten_graph: the GraphDef handed to TensorFlow.
-        plan_notes: notes that are true as long as this graph runs.
-        compiled_tasks: which ops XLA compiles, and which it does not; empty: none.
+        plan_notes: notes that are true while this graph runs.
+        compiled_tasks: says which ops XLA compiles, and which it does not; empty: none.
     """
 
     moved_ops: int = 0
@@ -115,11 +114,11 @@ class PlannedStep(Part):
     Attributes:
         planned: the schedule; ``plan_seconds``: from the graph's arrival to the rewritten one.
         timeline: the schedule, simulated with the costs, to draw; on one device its tasks one after the
-            other, in seconds that were measured; None where no seconds are known.
+            other, with measured seconds; None if no seconds are known.
         costs: seconds of each op and costs of each layer, to save and plan with; None until measured.
         predicted_step_s: seconds if all ops ran one after the other, as measured in one step; None until
             then.  Where TensorFlow runs ops side by side the step takes less.
-        limits: what keeps the step from being shorter, each in words.
+        limits: sentences that say why the step is not shorter.
     """
 
     planned: Schedule | None = None
@@ -132,24 +131,24 @@ class PlannedStep(Part):
 
 @dataclass(frozen=True)
 class Timed(Part):
-    """Holds the times of steps, and of those that they are compared with.
+    """Holds the times of steps, and of the steps with which they are compared.
 
     Attributes:
-        steps_s: seconds of single steps as they run; of the first stock steps, where stock is kept without a
+        steps_s: seconds of single steps as they run; of the first stock steps if stock is kept without a
             comparison.
-        baselines_s: seconds of single steps of what these are compared with, by name: ``"stock Keras"``,
-            ``"one device"``; the first is what the headline says.  ``no_baseline``: why there are none.
+        baselines_s: seconds of single steps of each baseline, by name: ``"stock Keras"``, ``"one device"``;
+            the headline uses the first.  ``no_baseline``: why there are none.
         stock_step_s, measured_step_s: median seconds of the timed stock and rewritten steps.
-        step_noise_s: distance of timed steps from their median that three of four keep, the larger of the two
-            orders'.
+        step_noise_s: the distance from the median within which three of four timed steps are, for the noisier
+            order.
         in_turns: whether steps of the baseline and those that run took turns.
-        decided_interval: where stock's seconds over the rewritten step's are, by the test that decided, in
-            95% of cases; None where there was none.
-        compared_steps: how many the test had, those that warmed up included; all of them trained.
-        compared: jit_compile=True: the medians of all ways to compile the step, of the best and stock also
-            when they were timed again.
-        first_steps_s: with several devices, seconds of steps at the start, on one of them and in the same
-            micro-batches; whole batches take less, mostly.
+        decided_interval: 95% interval of stock's seconds over the rewritten step's, by the test that decided;
+            None if there was no test.
+        compared_steps: steps of the test, including warm-up; all of them trained.
+        compared: jit_compile=True: the medians of all ways to compile the step; those of the best and stock
+            also from the second timing.
+        first_steps_s: with several devices, seconds of the first steps, on one device and in the same
+            micro-batches; whole batches mostly take less.
         alone_s: data_parallel: seconds of single steps of this rank without the others.
     """
 
@@ -172,12 +171,13 @@ class Memory(Part):
     """Says how many bytes a step needs and may need.
 
     Attributes:
-        predicted_peak_bytes: most bytes alive at once if ops run one at a time, on the device where that
-            is most; None where ``unknown_size_ops`` tensors have no known size.  Where a graph leaves open
-            how many rows a batch has, of batches of ``peak_rows``, as they were in training.
+        predicted_peak_bytes: most bytes alive at once if ops run one at a time, on the fullest device; None
+            if ``unknown_size_ops`` tensors have no known size.  If a graph leaves the rows of a batch open,
+            for batches of ``peak_rows``, as in training.
         stock_predicted_peak_bytes: the same for the order that TensorFlow would choose; with a limit only.
-        memory_limit_bytes: pipeline: of each device, the least; None: no limit.  ``memory_limits_bytes``: of
-            each device that is used, in their order.  ``memory_limit_from``: who asked for it, or reports it.
+        memory_limit_bytes: the limit; pipeline: the least of all devices; None: no limit.
+            ``memory_limits_bytes``: the limits of the used devices, in order.  ``memory_limit_from``: who
+            asked for it, or reports it.
     """
 
     predicted_peak_bytes: int | None = None
@@ -194,8 +194,8 @@ class Recorded(Part):
     """Says when the tasks of one step really ran.
 
     Attributes:
-        measured_timeline: with ``timeline=``: by TensorFlow's profiler; else None, and ``not_measured`` says
-            why.  ``measured_against_plan``: how it differs from the plan, a few lines.
+        measured_timeline: from TensorFlow's profiler, with ``timeline=``; else None, and ``not_measured``
+            says why.  ``measured_against_plan``: a few lines on how it differs from the plan.
     """
 
     measured_timeline: Timeline | None = None
@@ -208,8 +208,8 @@ class Ways(Part):
     """Compares ways to compile the step, with jit_compile=True.
 
     Attributes:
-        way: which of several is kept.
-        compiled: what XLA made of each.
+        way: the name of the way that is kept.
+        compiled: the figures of each compiled module.
         gains: the :class:`tf_ooo.costs.table.GainTable` that was measured, to save and edit.
     """
 
@@ -219,14 +219,14 @@ class Ways(Part):
 
 
 class SlowerWarning:
-    """Says once that less is faster, and what would be better; takes it back when more steps deny it."""
+    """Says once that less is faster, and what would be better; takes it back if more steps deny it."""
 
     def __init__(self) -> None:
         self.advise: Callable[[Gain], str] | None = None  # None: nothing is said, or it was said already
         self._said = ""
 
     def look(self, report: Report, gain: Gain | None) -> None:
-        """Look at what is known now."""
+        """Look at the gain so far; warn, or take the warning back."""
         if gain is not None and not gain.slower:  # what was said is of a few steps
             report.forget(self._said)
         if gain is None or not gain.slower or self.advise is None:
@@ -242,10 +242,10 @@ class SlowerWarning:
 def fall_back(
     report: Report, reason: str, logged: bool = False, expected: bool = False, how_to_record: str = ""
 ) -> None:
-    """Notes, and logs in one line, that the stock step runs.
+    """Note, and log in one line, that the stock step runs.
 
-    ``expected``: no reason to warn.  Not logged again where it is ``logged`` already, as an unsupported
-    TensorFlow is once in a process.
+    ``expected``: there is no reason to warn.  ``logged``: it was logged before, as an unsupported TensorFlow
+    is once in a process.
     """
     report.put(Outcome(True, reason, how_to_record=how_to_record))
     level = logging.INFO if expected or reason.startswith("measured") else logging.WARNING
@@ -254,14 +254,14 @@ def fall_back(
 
 
 def note_unused(report: Report, given: Sequence[str]) -> None:
-    """Notes, and logs in one line, the options ``given`` for XLA, which does not compile the step."""
+    """Note, and log in one line, the options ``given`` for XLA, which does not compile the step."""
     if given:
         note = f"{', '.join(given)}: no effect without jit_compile=True"
         report.note(note, log=logging.WARNING)
 
 
 def save_timeline(report: Report, folder: Any, prefix: str = "") -> tuple[Path, Path] | None:
-    """Writes ``report.html``, ``trace.json`` and measured gains; logs that a folder cannot be written."""
+    """Write ``report.html``, ``trace.json`` and measured gains; log if a folder cannot be written."""
     try:
         page = report.save_html(Path(folder) / f"{prefix}report.html")
         trace = report.save_trace(Path(folder) / f"{prefix}trace.json")

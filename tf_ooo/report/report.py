@@ -1,4 +1,4 @@
-"""Holds what was found, planned and measured for one training step."""
+"""Holds everything that was found, planned and measured for one training step."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ class Report(
     parts.Outcome,
     parts.Trained,
 ):
-    """Holds all that is known of a training: the attributes of its parts, None where something is not known.
+    """Holds all that is known of a training: the attributes of its parts, None for those not known.
 
-    Whoever knows a part puts it in while training runs.  Its repr is the summary; notebooks show a table.
+    Code that knows a part puts it in while training runs.  The repr is the summary; notebooks show a table.
 
     Attributes:
         profiling_overhead_s: seconds of the first rewritten step, which traces and plans, and of starting
             and reading the profiler; data_parallel: also of measuring the link and planning, and of the trace
             of a single step; of steps of a baseline that are undone.
-        notes: what was not done as planned, and why.
-        pipeline, layerpipe: what the mode adds; empty in other modes.
+        notes: sentences on what was not done as planned, and why.
+        pipeline, layerpipe: the mode's own section; empty in other modes.
     """
 
     profiling_overhead_s: float = 0.0
@@ -61,18 +61,18 @@ class Report(
     layerpipe: LayerPipeSection = field(default_factory=LayerPipeSection)
 
     def put(self, *known: parts.Part) -> None:
-        """Each part takes the place of what was known of its kind."""
+        """Put parts in, each in place of the earlier one of its kind."""
         for part in known:
             vars(self).update(vars(part))
 
     def change(self, **values: Any) -> None:
-        """Change single values, by attribute; the others of their parts stay."""
+        """Change single attributes; the others of their parts stay."""
         if unknown := values.keys() - vars(self).keys():
             raise TypeError(f"a report has no {', '.join(sorted(unknown))}")
         vars(self).update(values)
 
     def took(self, seconds: float) -> None:
-        """Add seconds that training would not have taken."""
+        """Add to the seconds that training takes longer because of us."""
         self.change(profiling_overhead_s=self.profiling_overhead_s + seconds)
 
     def note(self, *texts: str, log: int | None = None) -> None:
@@ -84,12 +84,12 @@ class Report(
                     _LOG.log(log, "%s", text)
 
     def forget(self, *texts: str) -> None:
-        """Take back notes that are true no more."""
+        """Take back notes that are no longer true."""
         self.notes[:] = [note for note in self.notes if note not in texts]
 
     @property
     def schedule(self) -> str:
-        """Return the policy whose order runs, ``"stock"`` where the stock order runs."""
+        """Return the policy whose order runs, or ``"stock"``."""
         if self.fell_back:
             return "stock"
         return self.way or "stock" if self.planned is None else self.planned.policy
@@ -103,13 +103,12 @@ class Report(
 
     @property
     def running_s(self) -> Sequence[float]:
-        """Return seconds of single steps of what runs now: those of stock, where it was kept."""
+        """Return the seconds of single steps that run now: of stock, if it was kept."""
         return next(iter(self.baselines_s.values()), self.steps_s) if self.fell_back else self.steps_s
 
     @property
     def gain(self) -> Gain | None:
-        """Return the steps as they run beside those of the first baseline; None where one of them is not
-        known."""
+        """Return the running steps beside those of the first baseline; None if either is not known."""
         baseline, baseline_s = next(iter(self.baselines_s.items()), ("", []))
         if not baseline_s or not self.steps_s:
             return None
@@ -119,8 +118,7 @@ class Report(
 
     @property
     def gain_over_first(self) -> Gain | None:
-        """Return the steps as they run beside the first ones, where there is no baseline; None: as
-        :attr:`gain`."""
+        """Return the running steps beside the first ones, if there is no baseline; None as :attr:`gain`."""
         if self.baselines_s or not self.first_steps_s or not self.steps_s:
             return None
         return Gain(f"one device{self.same_micro_batches}", self.first_steps_s, self.steps_s)
@@ -135,8 +133,7 @@ class Report(
 
     @property
     def ranks_gain(self) -> Gain | None:
-        """Return batches of all ranks in a second beside those of one alone; None where one of them is not
-        known."""
+        """Return batches a second of all ranks beside those of one alone; None if either is not known."""
         if not self.alone_s or not self.running_s:
             return None
         of_all_s = [self.ranks * alone_s for alone_s in self.alone_s]
@@ -144,14 +141,14 @@ class Report(
 
     @property
     def headline(self) -> str:
-        """Say plainly what was gained: the first line of the summary, of the page and of the repr."""
+        """Say plainly what was gained: the first line of summary, page and repr."""
         gain, ranks_gain = self.gain, self.ranks_gain
         if ranks_gain is None:
             return self._headline(gain)
         return ranks_gain.text + (f"; {self._headline(gain)}" if self.fell_back or gain is not None else "")
 
     def _headline(self, gain: Gain | None) -> str:
-        """Say what was gained beside what runs one step at a time, or in the stock order."""
+        """Say what was gained over one step at a time, or over the stock order."""
         if self.fell_back:
             return f"no gain: {self.state}" if gain is None else f"no gain: stock kept ({gain.ratio_text})"
         if gain is not None:
@@ -181,8 +178,7 @@ class Report(
 
     @property
     def mood(self) -> str:
-        """Return ``good`` where steps are faster for sure, ``plain`` where nothing is, ``back`` where they
-        are not faster."""
+        """Return ``good`` for surely faster steps, ``back`` for stock or slower ones, else ``plain``."""
         gains = [gain for gain in (self.ranks_gain, self.gain) if gain is not None]
         first = self.gain_over_first
         runs = self.planned is not None or self.way or self.alone_s
@@ -211,9 +207,9 @@ class Report(
         )
 
     def scalars(self) -> dict[str, float]:
-        """Return step, speed-up and bubbles as they are known now, else NaN; see ``GainLogger``.
+        """Return step, speed-up and bubbles as known now, else NaN; see ``GainLogger``.
 
-        Bubbles are of one step, planned as well as measured, as on the page.
+        Planned and measured bubbles are those of one step, as on the page.
         """
         gain, planned, measured = self.gain or self.ranks_gain, self.timeline, self.measured_timeline
         return {
@@ -224,11 +220,11 @@ class Report(
         }
 
     def one_line(self) -> str:
-        """Say what was gained, for a log line."""
+        """Return the gain in one line, for a log."""
         return f"{self.headline}; schedule {self.schedule}, {self.moved_ops} ops moved"
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return the summary as (what, value); what is not known is left out."""
+        """Return the summary as (name, value); values that are not known are left out."""
         return summary_rows(self)
 
     def task_name(self, task: Task) -> str:
@@ -249,7 +245,7 @@ class Report(
         return f"<p><b>{headline}</b></p><table>{cells}</table>"
 
     def summary(self) -> str:
-        """Return what was gained, a short table, and the first notes."""
+        """Return the gain, a short table, and the first notes."""
         rows = [*self.rows(), *(("note", note) for note in self.notes[:_MOST_NOTES])]
         if len(self.notes) > _MOST_NOTES:
             rows.append(("", f"and {len(self.notes) - _MOST_NOTES} more in report.notes"))
@@ -270,14 +266,14 @@ class Report(
         return {row.index: row.name for row in self.layers}
 
     def save_html(self, path: str | os.PathLike[str]) -> Path:
-        """Writes a page, with ``plotly.min.js`` beside it where it has a chart; returns its path."""
+        """Write a page, with ``plotly.min.js`` beside it if it has a chart; return its path."""
         from tf_ooo.planning.pictures.page import write_page
         from tf_ooo.report.page import render
 
         return write_page(path, render(self))
 
     def save_trace(self, path: str | os.PathLike[str]) -> Path:
-        """Writes plan and measurement as a Chrome trace (chrome://tracing, Perfetto); returns its path.
+        """Write plan and measurement as a Chrome trace (chrome://tracing, Perfetto); return its path.
 
         Without seconds every planned task takes one unit, and the trace says so: it shows order, not time.
         """

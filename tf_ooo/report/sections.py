@@ -19,7 +19,7 @@ Rows = list[tuple[str, str]]
 
 
 def device_text(name: str) -> str:
-    """Return ``CPU:0`` of a device of this process; of others ``worker 1, GPU:0``; other names stay."""
+    """Return ``CPU:0`` for a device of this process, ``worker 1, GPU:0`` for others; other names stay."""
     parts = dict(part.partition(":")[::2] for part in name.strip("/").split("/"))
     if "device" not in parts:
         return name
@@ -28,7 +28,7 @@ def device_text(name: str) -> str:
 
 
 class Section(Mapping[str, Any]):
-    """Is a dataclass that reads as a mapping of JSON types, too; an optional field that is None is no key."""
+    """Reads as a mapping of JSON types, too; optional fields that are None have no key."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON types."""
@@ -56,15 +56,15 @@ def _json(value: object) -> Any:
 
 @dataclass(eq=False, frozen=True)
 class LayerRow(Section):
-    """Is one layer of the training graph.
+    """Describes one layer of the training graph.
 
     Attributes:
         index, name: the layer's number and its weights' names.
         dW, U, comm: how many ops of each kind it has.
         own_dO: single_device, data_parallel: whether the schedule has a dO of the layer's own.
-        stage, device: pipeline: where it is.
-        F_processor, dO_processor, dW_processor: layerpipe: which of the devices run its tasks;
-            ``dO_high_processor`` runs the rest of a dO that is divided.
+        stage, device: pipeline: its stage and device.
+        F_processor, dO_processor, dW_processor: layerpipe: the devices that run its tasks;
+            ``dO_high_processor`` runs the rest of a divided dO.
         stages_after: layerpipe: processors that lie between the layer and the loss.
         delay_steps: layerpipe: how many steps late its gradients are applied.
     """
@@ -86,23 +86,23 @@ class LayerRow(Section):
 
     @classmethod
     def of(cls, layer: Layer) -> LayerRow:
-        """Name a layer, and count its ops of dW, U and communication."""
+        """Return a layer's row: its name, and its number of ops of dW, U and communication."""
         counts = len(layer.weight_grad_ops), len(layer.update_ops), len(layer.communication_ops)
         return cls(layer.index, layer.name, *counts)
 
 
 @dataclass(eq=False, frozen=True)
 class StageRow(Section):
-    """Is one stage of a pipeline, for one micro-batch.
+    """Describes one stage of a pipeline, for one micro-batch.
 
     Attributes:
         stage, device: its number, and the name of its device.
         layers: names of its layers.
         seconds: what F, dO, dW and U take on the device.
-        weight_bytes, slot_bytes, activation_bytes: what it keeps.
+        weight_bytes, slot_bytes, activation_bytes: the bytes that it keeps.
         sends: bytes to each stage that reads its outputs.
-        why: what its share of the seconds is, and what the cut behind it sends.
-        speed: its device's speed, where 1 is the one on which costs were measured.
+        why: its share of the seconds, and the bytes that the cut behind it sends.
+        speed: its device's speed, relative to the device on which costs were measured.
     """
 
     stage: int
@@ -125,15 +125,14 @@ def _neighbours_text(names: Sequence[str]) -> str:
 
 
 def _device_with_speed(device: str, speed: float) -> str:
-    """Return the device, and how fast it is, where that is not as fast as the one on which costs were
-    measured."""
+    """Return the device, with its speed if that differs from the device on which costs were measured."""
     named = device_text(device)
     return named if speed == 1 else f"{named} ({speed:.2g} times as fast as where costs were measured)"
 
 
 @dataclass(eq=False, frozen=True)
 class CandidateRow(Section):
-    """Is a schedule and the number of stages that were tried: seconds of a step and bytes, or why not."""
+    """Describes a tried schedule and number of stages: seconds of a step and bytes, or why not."""
 
     schedule: str
     stages: int
@@ -144,15 +143,14 @@ class CandidateRow(Section):
 
 @dataclass(eq=False, frozen=True)
 class ReplicasRow(Section):
-    """Holds so many replicas of a pipeline on so many devices each, that were compared; or why they cannot
-    be.
+    """Describes a compared number of replicas of a pipeline, or why it is not possible.
 
     Attributes:
         replicas, devices: devices of each replica.
-        schedule: the best one's name.
+        schedule: the name of the best schedule.
         predicted_step_s: seconds of a step with all micro-batches, gradients added up.
         peak_bytes: the peak of a device.
-        taken: whether it was.
+        taken: whether it was chosen.
         reason: why there is no plan.
     """
 
@@ -174,10 +172,10 @@ class ReplicasRow(Section):
 
 @dataclass(eq=False, frozen=True)
 class LinkRow(Section):
-    """Is the link between devices; ``bytes_per_s`` is None where it has no limit.
+    """Describes the link between devices; ``bytes_per_s`` is None for no limit.
 
-    ``cores`` of a machine that several devices share; None: all have their own.  ``runtime``: what it takes
-    itself, by the names of :class:`tf_ooo.Link`; None: nothing.
+    ``cores`` of a machine that several devices share; None: all have their own.  ``runtime``: its own costs,
+    by the names of :class:`tf_ooo.Link`; None: nothing.
     """
 
     latency_s: float
@@ -201,13 +199,13 @@ class LinkRow(Section):
 
 @dataclass(eq=False, frozen=True)
 class ModeSection(Section):
-    """Holds what a mode over several devices adds; it is empty in other modes, which have no devices here.
+    """Holds the figures of a mode over several devices; it is empty in other modes.
 
     Attributes:
         devices: their names.
         predicted_step_s: seconds of one step.
         serial_step_s: seconds of all tasks of a step one after the other.
-        link: between devices.
+        link: the link between devices.
         step_s: measured seconds of steps.
     """
 
@@ -227,15 +225,15 @@ class ModeSection(Section):
 
 @dataclass(eq=False, frozen=True)
 class PipelineSection(ModeSection):
-    """Holds what ``report.pipeline`` says.
+    """Holds the section ``report.pipeline``.
 
     Attributes:
-        stages, candidates: a row each.
+        stages, candidates: a row for each.
         predicted_bubble_fraction: the share of all devices' time in which nothing runs.
         predicted_peak_bytes: the peak of each device.
         microbatches: how many one step has; ``first_microbatches``: how many the first steps had, if others.
-        recomputed: which layers run their forward again, what it takes and saves; empty: none.
-        replicas: pipelines that share the micro-batches; rows and peaks of stages are those of the first.
+        recomputed: says which layers run their forward again, and its cost and gain; empty: none.
+        replicas: how many pipelines share the micro-batches; stages' rows and peaks are the first's.
         replica_devices: the devices of each replica.
         exchange_s: predicted seconds in which a device sends and receives gradients and weights of others.
         compared_replicas: a row for each number of replicas that was compared.
@@ -254,7 +252,7 @@ class PipelineSection(ModeSection):
     compared_replicas: Sequence[ReplicasRow] = ()
 
     def rows(self, runs: bool) -> Rows:
-        """Return rows for the summary: where the stages are, if the plan ``runs``, and what was compared."""
+        """Return rows for the summary: the places of stages, if the plan ``runs``, and the comparison."""
         compared = [("compared", row.text()) for row in self.compared_replicas]
         if not (self and runs):
             return compared
@@ -271,15 +269,15 @@ class PipelineSection(ModeSection):
 
 @dataclass(eq=False, frozen=True)
 class LayerPipeSection(ModeSection):
-    """Holds what ``report.layerpipe`` says.
+    """Holds the section ``report.layerpipe``.
 
     Attributes:
-        speeds: the devices' speeds, where 1 is the one on which costs were measured; empty: all are as fast.
+        speeds: the devices' speeds, relative to the one on which costs were measured; empty: all are 1.
         divided: the lower processor's share of each dO that is on two processors, by layer.
-        ways_bytes: about what earlier weights take, for each value of ``weights=``.
+        ways_bytes: about the bytes of earlier weights, for each value of ``weights=``.
         delay_steps: how late each variable's gradients are, counted on the graph that runs.
-        rounds: after how many a batch is through.
-        registers: tensors that are kept from one round to the next.
+        rounds: how many a batch takes.
+        registers: number of tensors that are kept from one round to the next.
         weight_version_bytes: bytes of earlier weights, by the way in which they are kept or sent.
     """
 
@@ -292,7 +290,7 @@ class LayerPipeSection(ModeSection):
     weight_version_bytes: Mapping[str, int] | None = None
 
     def rows(self, layers: Sequence[LayerRow]) -> Rows:
-        """Return rows for the summary: which tasks are where, and how late gradients are."""
+        """Return rows for the summary: the places of tasks, and how late gradients are."""
         if not self.devices:
             return []
         late = max((row.delay_steps or 0 for row in layers), default=0)
@@ -308,7 +306,7 @@ class LayerPipeSection(ModeSection):
 
 
 def _tasks_on(processor: int, layers: Sequence[LayerRow]) -> str:
-    """Return layers all of whose tasks are there, neighbours together; of the others each task."""
+    """Name the layers whose tasks are all there, neighbours together; for other layers each task."""
     parts: list[str] = []
     for whole, rows in itertools.groupby(layers, lambda row: set(_places(row).values()) == {processor}):
         if whole:
@@ -321,7 +319,7 @@ def _tasks_on(processor: int, layers: Sequence[LayerRow]) -> str:
 
 
 def _places(row: LayerRow) -> dict[str, int]:
-    """Return the processor of each of its tasks."""
+    """Return the processor of each of a row's tasks."""
     high = row.dO_high_processor
     places = {
         "forward pass": row.F_processor,

@@ -1,4 +1,4 @@
-"""Computes what a report says first: how much faster a step is, and the rows of its summary."""
+"""Computes the first lines of a report: how much faster a step is, and the rows of the summary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ON = "; on "
 
 
 def environment(model: Model | None = None) -> str:
-    """Return versions and device; of the model's Keras, or of what ``tf.keras`` is.  Starts no GPU."""
+    """Return versions and device, for the model's Keras or else for ``tf.keras``.  Starts no GPU."""
     import tensorflow as tf
 
     from tf_ooo.compat import versions
@@ -41,7 +41,7 @@ def environment(model: Model | None = None) -> str:
 
 # This belongs to the standard normal distribution: an interval holds the ratio in 95 of 100 cases.
 _TWO_SIDED_95 = 1.96
-# A machine that others use changes its speed by so much from one group of steps to the next, at least: equal
+# A machine with other users changes its speed by at least so much from one group of steps to the next: equal
 # short fits differed by 11% and 13%.
 _LEAST_DRIFT = 0.1
 # Steps whose median tells how fast the machine was.
@@ -55,13 +55,13 @@ class Gain:
     """Holds measured steps beside those of a baseline.
 
     Attributes:
-        baseline: what it is compared with, ``"stock Keras"`` or ``"one device"``.
+        baseline: its name, ``"stock Keras"`` or ``"one device"``.
         baseline_s, ours_s: seconds of single steps, at least one of each.
-        decided: the interval by which steps in turns were compared, which is good for repeated looks; None:
-            calculated from the seconds.
+        decided: the interval of steps compared in turns, valid for repeated looks; None: calculated from the
+            seconds.
         in_turns: whether steps of both took turns; if not, one group ran before the other, and the machine
             may have been faster then.
-        elsewhere_s: about what a step of the baseline took at another moment; 0: that is not known.
+        elsewhere_s: about the seconds of a baseline's step at another moment; 0: not known.
     """
 
     baseline: str
@@ -81,14 +81,14 @@ class Gain:
 
     @property
     def ratio(self) -> float:
-        """Return the baseline's median over ours: above 1 is faster."""
+        """Return the baseline's median over ours: above 1, ours is faster."""
         return self.baseline_median_s / self.ours_median_s
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Return where the ratio is with 95% confidence; None: too few steps to say.
+        """Return the 95% interval of the ratio; None: too few steps to say.
 
-        Of steps that did not take turns it is wider by :attr:`drift` at both ends.
+        If steps did not take turns, it is wider by :attr:`drift` at both ends.
         """
         if self.decided is not None:
             return self.decided
@@ -99,11 +99,10 @@ class Gain:
 
     @property
     def drift(self) -> float:
-        """Return the share by which the machine may have been slower for one group of steps than for the
-        other.
+        """Return by which share the machine may have been slower for one group of steps than for the other.
 
-        As far as the medians of a few steps, one after the other, were from the median of all of their kind,
-        or the baseline's from what its step took at another moment; at least 10%.
+        It is the largest distance between the medians of a few successive steps and of all of their kind, or
+        between the baseline's and its step's at another moment; at least 10%.
         """
         slowed = self.baseline_median_s / self.elsewhere_s if self.elsewhere_s else 1.0
         between = slowed - 1 if slowed > _NOT_ALIKE else 0.0
@@ -113,7 +112,7 @@ class Gain:
     def _within_groups(self) -> tuple[float, float] | None:
         """Return the interval as if both groups had run at the same time: Hodges' and Lehmann's.
 
-        It has the ratios of all pairs of steps, without as many of the lowest and the highest as the
+        It spans the ratios of all pairs of steps, without as many of the lowest and the highest as the
         Mann-Whitney test allows.  An interrupted step moves it little.
         """
         ours, theirs = len(self.ours_s), len(self.baseline_s)
@@ -126,17 +125,17 @@ class Gain:
 
     @property
     def faster(self) -> bool:
-        """Return whether it is sure that ours is faster."""
+        """Return whether ours is surely faster."""
         return self.interval is not None and self.interval[0] > 1
 
     @property
     def slower(self) -> bool:
-        """Return whether it is sure that ours is slower."""
+        """Return whether ours is surely slower."""
         return self.interval is not None and self.interval[1] < 1
 
     @property
     def text(self) -> str:
-        """Say it in plain words, with both times, the number of steps and the interval."""
+        """Say the gain in plain words, with both times, the number of steps and the interval."""
         ours, baseline = seconds_text(self.ours_median_s), seconds_text(self.baseline_median_s)
         times = f"{ours} a step instead of {baseline} ({self.basis})"
         if self.slower:
@@ -177,7 +176,7 @@ def _moved(times_s: Sequence[float]) -> float:
 
 
 def summary_rows(report: Report) -> list[tuple[str, str]]:
-    """Return the summary as (what, value); what is not known is left out."""
+    """Return the summary as (name, value); values that are not known are left out."""
     baselines, turns = report.baselines_s.items(), report.in_turns
     gains = [Gain(name, times_s, report.steps_s, None, turns) for name, times_s in baselines if times_s]
     software, _, device = report.environment.partition(ON)
@@ -218,7 +217,7 @@ def summary_rows(report: Report) -> list[tuple[str, str]]:
 
 
 def _ranks_text(report: Report) -> str:
-    """Say how much faster all ranks train than one, and which share of the step is not its own."""
+    """Say how much faster all ranks train than one, and the share of communication in the step."""
     if not report.alone_s or not report.running_s:
         return ""
     alone_s, together_s = statistics.median(report.alone_s), statistics.median(report.running_s)
@@ -230,7 +229,7 @@ def _ranks_text(report: Report) -> str:
 
 
 def _first_text(report: Report) -> str:
-    """Say what the first steps took; beside stock steps only those in micro-batches add something."""
+    """Say the seconds of the first steps; beside stock steps only those in micro-batches add something."""
     first_s, same = report.first_steps_s, report.same_micro_batches
     if not (first_s and report.steps_s) or (report.baselines_s and not same):
         return ""
@@ -238,7 +237,7 @@ def _first_text(report: Report) -> str:
 
 
 def _predicted_text(report: Report) -> str:
-    """Say what was predicted before such a step had run, and by how much that missed."""
+    """Say the prediction made before such a step had run, and its error."""
     if report.predicted_step_s is None:
         return ""
     several = report.pipeline or report.layerpipe or report.mode == "data_parallel"
@@ -255,7 +254,7 @@ def _predicted_text(report: Report) -> str:
 
 
 def _comparison_text(report: Report) -> str:
-    """Say what the test took."""
+    """Say how many steps the test took, and the seconds besides."""
     if not report.compared_steps:
         return ""
     took_s, several = report.profiling_overhead_s, report.mode == "data_parallel"

@@ -1,1 +1,1 @@
-"""Connects processes that train together: which there are, and what they say to each other."""
+"""Connects processes that train together: knows their members and carries their messages."""

@@ -1,5 +1,4 @@
-"""Defines the ranks of a training: what is needed of a communication library, and one process, which needs
-none."""
+"""Defines the interface of a communication library, and one process, which needs none."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ COMPRESSIONS = ("none", "fp16", "bf16")
 
 
 def compressed(tensor: tf.Tensor, compression: str) -> tf.Tensor:
-    """Return the tensor cast to the 16-bit type of ``compression``; integers and 16-bit floats stay as they
-    are."""
+    """Return the tensor cast to the 16-bit type of ``compression``, except integers and 16-bit floats."""
     import tensorflow as tf
 
     if compression == "none" or not tensor.dtype.is_floating or tensor.dtype.size <= 2:
@@ -45,15 +43,15 @@ def restored(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 
 
 def check_ranks(size: int) -> None:
-    """Raises BackendError unless ``size`` is a power of two: Adasum combines gradients in pairs."""
+    """Raise BackendError unless ``size`` is a power of two: Adasum combines gradients in pairs."""
     if size & (size - 1):
         raise BackendError(f"op='Adasum' needs 2, 4, 8, ... ranks, not {size}; use 'Average'")
 
 
 def adasum(gradients: tf.Tensor, ranks: int) -> tf.Tensor:
-    """Adds what two ranks' gradients agree on once, and the rest of both (Maleki et al., 2021).
+    """Add the common part of two ranks' gradients once, and the rest of both (Maleki et al., 2021).
 
-    As in Horovod: rank 0 with 1, 2 with 3, then the pairs.  ``gradients``: a row for each rank.
+    The order is Horovod's: rank 0 with 1, 2 with 3, then the pairs.  ``gradients``: a row for each rank.
     """
     level = [gradients[rank] for rank in range(ranks)]
     while len(level) > 1:
@@ -74,29 +72,28 @@ def _pair(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
 
 @dataclass(frozen=True)
 class Message:
-    """Is the base of all kinds. Tuples arrive as lists."""
+    """Is the base of all messages. Tuples arrive as lists."""
 
     def encoded(self) -> dict[str, Any]:
         """Return the message as JSON types, with the name of its kind."""
         return {"kind": type(self).__name__, **asdict(self)}
 
     def told(self, engine: Engine) -> list[Any]:
-        """Return every rank's message, by rank: all of this kind, unless some ranks do something else.
-        Blocks."""
+        """Return every rank's message, all of this kind, unless some ranks do something else. Blocks."""
         kinds = {kind.__name__: kind for kind in Message.__subclasses__()}
         return [kinds[said.pop("kind")](**said) for said in map(dict, engine.gather(self.encoded()))]
 
 
 class Engine(ABC):
-    """Holds the processes of one training and how they talk. Rank 0 speaks for all where one has to.
+    """Holds the processes of one training and their communication. Rank 0 speaks for all where needed.
 
     Every method that communicates must be called by all ranks, in the same order.
 
     Attributes:
         name: horovod, collectives or single.
-        rank, size: this process among all of them.
-        local_rank: this process among those of its machine; the GPU to use.
-        roll: who else is there; None: one process, or a launcher that gives ranks no place to meet (MPI).
+        rank, size: this process' number, and how many there are.
+        local_rank: this process' number on its machine, which is the GPU to use.
+        roll: knows the other ranks; None: one process, or a launcher without a place to meet (MPI).
     """
 
     name: str
@@ -108,7 +105,7 @@ class Engine(ABC):
     def allreduce(
         self, gradients: Sequence[tuple[str, Gradient]], op: str, compression: str
     ) -> list[Gradient]:
-        """Return gradients, by name, combined over all ranks, in the graph that is being traced (or eagerly).
+        """Return the named gradients combined over all ranks, in the traced graph (or eagerly).
 
         Names and shapes are the same on all ranks; IndexedSlices get all ranks' rows, as in Horovod's tape.
         Raises BackendError where the engine cannot do it.
@@ -129,8 +126,7 @@ class Engine(ABC):
 
     @abstractmethod
     def combine(self, packed: tf.Tensor, name: str, op: str, like: tf.Tensor) -> tf.Tensor:
-        """Return a dense gradient of all ranks, of the type of ``like``; ``packed``: what this rank's travels
-        as."""
+        """Return all ranks' dense gradient in the type of ``like``; ``packed``: this rank's, as sent."""
 
     @abstractmethod
     def gather_rows(self, slices: tf.IndexedSlices, name: str) -> tuple[tf.Tensor, tf.Tensor]:
@@ -146,7 +142,7 @@ class Engine(ABC):
 
     @abstractmethod
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        """Gather what each rank gives, by rank; lengths may differ. Blocks."""
+        """Return the bytes of each rank, by rank; lengths may differ. Blocks."""
 
     def gather(self, value: object) -> list[Any]:
         """Return a small value of JSON types from each rank, by rank.  Blocks."""
@@ -156,7 +152,7 @@ class Engine(ABC):
         return [json.loads(data) for data in self.gather_bytes(packed)]
 
     def barrier(self) -> None:
-        """Returns when all ranks have called it."""
+        """Wait until all ranks have called this."""
         self.gather(None)
 
     def broadcast(self, values: Sequence[Any]) -> list[np.ndarray]:
@@ -173,29 +169,29 @@ class Engine(ABC):
         return out
 
     def renumber(self, graph_def: graph_pb2.GraphDef, number: int) -> None:  # noqa: B027 - by name
-        """Gives communications of the ``number``-th copy of a traced step names of their own, in place."""
+        """Give communications of the ``number``-th copy of a traced step their own names, in place."""
 
     def wait_for_all(self) -> None:
-        """Returns when all ranks have called it; see :meth:`Roll.wait_for_all`."""
+        """Wait until all ranks have called this; see :meth:`Roll.wait_for_all`."""
         if self.roll is not None:
             self.roll.wait_for_all()
 
     def leave(self) -> None:
-        """This rank's fit has ended: it waits for nobody."""
+        """Take note that this rank's fit has ended: it waits for nobody."""
         if self.roll is not None:
             self.roll.in_fit = False
 
     def all_needed(self) -> AbstractContextManager[None]:
-        """Return the context of a block in which a library begins; see :meth:`Roll.all_needed`."""
+        """Return the context of a block in which a library starts; see :meth:`Roll.all_needed`."""
         return contextlib.nullcontext() if self.roll is None else self.roll.all_needed()
 
     def say_ended(self, error: BaseException) -> None:
-        """Tells the others why this rank trains no more."""
+        """Tell the other ranks why this rank trains no more."""
         if self.roll is not None:
             self.roll.say_ended(error)
 
     def who_ended(self) -> str:
-        """Say which rank ended first, and why; empty where nobody knows."""
+        """Say which rank ended first, and why; empty if nobody knows."""
         return "" if self.roll is None else self.roll.who_ended()
 
     def is_lost(self, error: BaseException) -> bool:
@@ -204,7 +200,7 @@ class Engine(ABC):
 
 
 def _groups(arrays: Sequence[np.ndarray], limit_bytes: int) -> list[list[np.ndarray]]:
-    """Return neighbours together up to ``limit_bytes``; an array is never cut."""
+    """Return neighbouring arrays in groups of up to ``limit_bytes``; no array is cut."""
     groups, room = list[list[np.ndarray]](), -1
     for array in arrays:
         if array.nbytes > room:
@@ -216,7 +212,7 @@ def _groups(arrays: Sequence[np.ndarray], limit_bytes: int) -> list[list[np.ndar
 
 
 class SingleEngine(Engine):
-    """Is one process, which just trains."""
+    """Represents a single process, which just trains."""
 
     name, rank, size, local_rank = "single", 0, 1, 0
 
@@ -238,7 +234,7 @@ class SingleEngine(Engine):
 
 @contextlib.contextmanager
 def naming_the_lost(engine: Engine, where: str) -> Iterator[None]:
-    """Raises a BackendError for an error that says that this rank's partner is gone; others go through."""
+    """Raise a BackendError for an error that says that another rank is gone; pass other errors on."""
     try:
         yield
     except Exception as error:

@@ -27,7 +27,7 @@ _LOST = ("Collective ops is aborted", "UNAVAILABLE", "UnavailableError", "failed
 
 
 class CollectiveEngine(Engine):
-    """Uses one ``CollectiveReduceV2`` for each dense gradient; of IndexedSlices all ranks' rows are gathered.
+    """Uses a ``CollectiveReduceV2`` for each dense gradient, and gathers all ranks' rows of IndexedSlices.
 
     Raises BackendError: TensorFlow has computed something already; collectives must be set up first.
     """
@@ -66,8 +66,8 @@ class CollectiveEngine(Engine):
     def _gather(self, part: tf.Tensor, name: str, number: tf.Tensor | None = None) -> tf.Tensor:
         """Return the rows of all ranks, as many of each.
 
-        No constant tells a rank: TensorFlow would merge it with an equal one that is there for another
-        reason, on this rank only, and no other rank would have the same graph.
+        No constant depends on the rank: TensorFlow might merge it with an equal one on this rank only, and
+        then ranks would have different graphs.
         """
         import tensorflow as tf
 
@@ -77,8 +77,8 @@ class CollectiveEngine(Engine):
         return tf.cast(tf.ensure_shape(rows, [None, *part.shape[1:]]), part.dtype)
 
     def gather_rows(self, slices: tf.IndexedSlices, name: str) -> tuple[tf.Tensor, tf.Tensor]:
-        # A collective gathers as many rows of each rank, and takes no other number of them in another step:
-        # so the rows are padded to a power of two, each of which has an instance key of its own.
+        # A collective gathers equally many rows of each rank, always the same number: so the rows are padded
+        # to a power of two, each of which has an instance key of its own.
         import tensorflow as tf
 
         count = tf.shape(slices.indices)[0]
@@ -108,7 +108,7 @@ class CollectiveEngine(Engine):
         number: tf.Tensor | None = None,
         **attributes: str,
     ) -> tf.Tensor:
-        """Return the op, of several instances the one of that number."""
+        """Return the collective op; among several instances the one of that number."""
         import tensorflow as tf
 
         # Within a graph a name is used once; two of the same name get the graph's numbering.
@@ -126,8 +126,7 @@ class CollectiveEngine(Engine):
         )
 
     def _key_of(self, text: str) -> int:
-        """Return the first of as many keys as there are powers: the same for the same tensor on all ranks,
-        however often each traces."""
+        """Return the first of a tensor's keys, one per power: equal on all ranks, in every trace."""
         block = zlib.crc32(text.encode()) % _BLOCKS
         while self._keys.setdefault(block, text) != text:
             block = (block + 1) % _BLOCKS
@@ -155,7 +154,7 @@ class CollectiveEngine(Engine):
         return [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]
 
     def _sum_bytes(self, data: np.ndarray, name: str) -> np.ndarray:
-        """Adds bytes of which at most one rank's is not 0, as the integers that collectives can add."""
+        """Add bytes, nonzero on at most one rank, as integers, which collectives can add."""
         padded = np.pad(data, (0, -len(data) % 4)).view(np.int32)
         return self._run(padded, name).view(np.uint8)[: len(data)]
 

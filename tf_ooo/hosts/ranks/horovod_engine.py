@@ -86,7 +86,7 @@ class HorovodEngine(Engine):
         return values, self._hvd.allgather(slices.indices, name=f"{name}_indices")
 
     def _allgather(self, values: tf.Tensor, name: str) -> tf.Tensor:
-        """Horovod does not know bfloat16; its bits can travel as another type."""
+        """Gather values; bfloat16, which Horovod does not know, travels as another type of the same size."""
         import tensorflow as tf
 
         if values.dtype != tf.bfloat16:
@@ -94,7 +94,7 @@ class HorovodEngine(Engine):
         return tf.bitcast(self._hvd.allgather(tf.bitcast(values, tf.uint16), name=name), tf.bfloat16)
 
     def _allreduce_bf16(self, name: str, tensor: tf.Tensor, op: str) -> tf.Tensor:
-        """Horovod cannot add bfloat16, but it can move it: every rank adds one slice in float32."""
+        """Reduce bfloat16, which Horovod can move but not add: every rank adds one slice in float32."""
         import tensorflow as tf
 
         count = tf.size(tensor)
@@ -125,7 +125,7 @@ class HorovodEngine(Engine):
 
 
 def _fill_in_environment() -> None:
-    """Fill in what is missing where HOROVOD_RANK and HOROVOD_SIZE were set by hand: one machine, Gloo."""
+    """Fill in variables missing beside HOROVOD_RANK and HOROVOD_SIZE, set by hand: one machine, Gloo."""
     if "HOROVOD_GLOO_RENDEZVOUS_ADDR" not in os.environ or "HOROVOD_LOCAL_RANK" in os.environ:
         return
     defaults = {

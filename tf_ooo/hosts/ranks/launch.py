@@ -1,4 +1,4 @@
-"""Finds how this process was launched, and which communication library that means."""
+"""Finds how this process was launched, and which communication library to use."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def launched() -> bool:
 
 
 def remember_names() -> None:
-    """Has Horovod remember more tensors, which it reads in ``hvd.init()``; what the user has set stays.
+    """Have Horovod remember more tensors, as ``hvd.init()`` reads; keep what the user has set.
 
-    Names of tensors differ by step where several steps run together: Horovod's own 1024 are too few for a
-    ResNet-50 in 8 steps, and what is forgotten is negotiated anew in every step.
+    Names of tensors differ by step if several steps run together: Horovod's own 1024 are too few for a
+    ResNet-50 in 8 steps, and forgotten tensors are negotiated anew in every step.
     """
     os.environ.setdefault("HOROVOD_CACHE_CAPACITY", "16384")
 
@@ -36,7 +36,7 @@ def mpi_size() -> int:
 
 
 def _size_of_horovod() -> int | None:
-    """Return how many processes ``hvd.init()`` found; None where nobody has called it."""
+    """Return how many processes ``hvd.init()`` found; None if nobody has called it."""
     basics = sys.modules.get("horovod.tensorflow")
     return int(basics.size()) if basics is not None and basics.is_initialized() else None
 
@@ -92,7 +92,7 @@ def _check_addresses(job: str, addresses: object) -> None:
 
 
 def place_in_tf_config() -> tuple[int, list[str]]:
-    """This process' rank, and all ranks' addresses: chiefs before workers.  BackendError: it has none."""
+    """Return this process' rank and all ranks' addresses, chiefs before workers.  BackendError: no rank."""
     config = tf_config()
     cluster, task = config.get("cluster") or {}, config.get("task") or {}
     if not cluster:
@@ -113,7 +113,7 @@ def launched_with_workers() -> bool:
 
 
 def resolved_name(name: str) -> str:
-    """Return the engine that ``"auto"`` is in this process."""
+    """Return the engine that ``"auto"`` means in this process."""
     if name != "auto":
         return name
     if launched_by_horovod():

@@ -1,4 +1,4 @@
-"""Keeps a connection between two ranks, and knows whether the other end still says anything."""
+"""Keeps a connection between two ranks, and knows whether the other end is still alive."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _LONGEST_BYTES = 1 << 20
 
 
 class Line:
-    """A message is a JSON object in a line.  An empty line says that the process at the other end lives.
+    """Sends a JSON object in each line; an empty line says that the process at the other end lives.
 
     Attributes:
         heard: how many lines have come.
-        pulses: whether empty ones do.
+        pulses: whether empty ones come.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -33,13 +33,12 @@ class Line:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Nobody there: nothing happens."""
+        """Send a message; nothing happens if nobody is there."""
         with self._sending, contextlib.suppress(OSError):
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self, limit_s: float | None = None) -> dict[str, Any] | None:
-        """Return the next message; None: the other end is gone, silent for ``limit_s``, or says something
-        else."""
+        """Return the next message; None: the other end is gone, silent for ``limit_s``, or not a rank."""
         self._connection.settimeout(limit_s)
         with contextlib.suppress(OSError, ValueError):
             while (line := self._read.readline(_LONGEST_BYTES)) == b"\n":
@@ -50,9 +49,9 @@ class Line:
         return None
 
     def keep_alive(self) -> None:
-        """Has a thread of C send empty lines until the end of the process.
+        """Have a thread of C send empty lines until the end of the process.
 
-        Reading data may hold Python's lock for minutes, and no thread of Python could say so.
+        Reading data may hold Python's lock for minutes, in which no thread of Python runs.
         """
         with contextlib.suppress(BackendError):  # not compiled: then this end's silence says nothing
             load("_silence").ooo_pulse(self.descriptor, ctypes.c_double(_PULSE_S))
@@ -67,19 +66,20 @@ class Line:
 
 
 def can_keep_alive() -> bool:
-    """Return whether this process' lines have empty lines in between: the library is compiled."""
+    """Return whether this process can send empty lines: the library is compiled."""
     with contextlib.suppress(BackendError):
         return bool(load("_silence"))
     return False
 
 
 class Attention:
-    """Measures for how long the other ends have said nothing while this process listened.
+    """Measures how long the other ends have been silent while this process listened.
 
-    Asked several times a second.  Longer pauses are its own, such as Ctrl-Z, and nobody's silence.
+    It is asked several times a second.  Longer pauses are this process' own, such as Ctrl-Z, and do not
+    count.
 
     Attributes:
-        SILENCE_S: one that says nothing for so long is stopped, or cannot be reached.
+        SILENCE_S: a rank silent for so long is stopped, or cannot be reached.
     """
 
     SILENCE_S = 30.0
@@ -92,7 +92,7 @@ class Attention:
         self._asked_s = time.monotonic()
 
     def silent(self) -> list[int]:
-        """Return the ranks that have said nothing for so long."""
+        """Return the ranks that have been silent for too long."""
         now_s = time.monotonic()
         passed_s, self._asked_s = min(now_s - self._asked_s, self._LONGEST_PAUSE_S), now_s
         for rank, line in self._lines.items():
@@ -106,9 +106,9 @@ class Attention:
 def ending_without(
     lines: Mapping[int, Line], texts: Mapping[int, tuple[str, str | None]], wait_s: float
 ) -> Iterator[None]:
-    """In the block this process ends ``wait_s`` after another one is lost, though Python's lock be held.
+    """End this process ``wait_s`` after another rank is lost in the block, even if Python's lock is held.
 
-    ``texts``: what is said of each rank that has gone, and that is silent; None: its silence says nothing.
+    ``texts``: messages for each rank if it has gone, and if it is silent; None: its silence is ignored.
     """
     try:
         library = load("_silence")

@@ -1,4 +1,4 @@
-"""All ranks meet at rank 0 before a library begins that would wait for a lost one long, or abort in C++."""
+"""Has all ranks meet at rank 0 before a library starts that would hang or abort in C++ without one."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _REPLY_S = 5.0  # of who has connected
 
 @dataclass(frozen=True)
 class Meeting:
-    """Rank ``rank`` of ``size`` meets the others; ``variable`` says for how many seconds it waits.
+    """Lets rank ``rank`` of ``size`` meet the others; ``variable`` sets for how many seconds it waits.
 
-    Who has not come after 45 s is named in a warning, where it waits for longer.
+    If it waits longer than 45 s, a warning names the ranks that are missing then.
     """
 
     rank: int
@@ -44,8 +44,7 @@ class Meeting:
         return float(os.environ.get(self.variable) or self.default_s)
 
     def host(self, listener: socket.socket) -> Roll:
-        """Return rank 0's roll, when all others have come. BackendError: one has not, or runs another
-        tf_ooo."""
+        """Return rank 0's roll once all have come. BackendError: one has not, or runs another tf_ooo."""
         begun_s, warned = time.monotonic(), self.limit_s <= START_S
         members, lines = {0: Member(0)}, dict[int, Line]()
         while len(members) < self.size and time.monotonic() < begun_s + self.limit_s:
@@ -73,8 +72,7 @@ class Meeting:
         return Roll(0, everyone, lines, self.limit_s)
 
     def join(self, where: Callable[[], str]) -> Roll:
-        """Return another rank's roll, when all have come; ``where``: rank 0's address, empty while it is not
-        known."""
+        """Return another rank's roll once all have come; ``where``: rank 0's address, empty if unknown."""
         deadline_s = time.monotonic() + self.limit_s
         while (asked := self._asked(where())) is None:
             if time.monotonic() > deadline_s:
@@ -87,7 +85,7 @@ class Meeting:
         return Roll(self.rank, members, {0: line}, self.limit_s)
 
     def _asked(self, address: str) -> tuple[Line, dict[str, Any]] | None:
-        """Return a line to rank 0, and what it says when it has heard of all; None: it says nothing."""
+        """Return a line to rank 0, and its answer once it has heard of all; None: no answer."""
         if not address:
             return None
         try:
@@ -113,7 +111,7 @@ class Meeting:
 
 
 def meet_by_horovods_server(begun: bool = False) -> Roll | None:
-    """Return all ranks that Horovod's launcher has started, in touch; None where it started none.
+    """Return a roll of all ranks that Horovod's launcher has started; None if it started none.
 
     Rank 0 leaves its address at the launcher's rendezvous server.  ``begun``: the script has called
     ``hvd.init()``.  BackendError: as of :class:`Meeting`.
@@ -134,7 +132,7 @@ def meet_by_horovods_server(begun: bool = False) -> Roll | None:
 
 
 def meet_at(address: str, rank: int, size: int) -> Roll:
-    """Return all ranks, in touch: rank 0 listens at the address until they are.
+    """Return a roll of all ranks: rank 0 listens at the address until all are connected.
 
     BackendError: it cannot listen there, or as of :class:`Meeting`.
     """
@@ -150,14 +148,14 @@ def meet_at(address: str, rank: int, size: int) -> Roll:
 
 @contextlib.contextmanager
 def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """Open a socket that takes connections at that address of this machine, in the block."""
+    """Open a socket that accepts connections at that address of this machine, in the block."""
     family, _, _, _, where = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
     with socket.create_server(where[:2], family=family) as listener:
         yield listener
 
 
 def _ask(url: str, put: bytes | None = None) -> bytes | None:
-    """Return the content of the address, or b"" for what was put there; None: nothing, or nobody answers."""
+    """Return the content at the address, b"" after a put; None: nothing there, or no answer."""
     request = urllib.request.Request(url, data=put, method="GET" if put is None else "PUT")
     try:
         with urllib.request.urlopen(request, timeout=5.0) as reply:

@@ -1,7 +1,7 @@
-"""Knows who is there: each rank keeps a connection to rank 0, which tells the others who has ended, and why.
+"""Knows which ranks are there: each is connected to rank 0, which tells the others who has ended, and why.
 
-Horovod's and TensorFlow's errors say that some process is gone, not which.  Lines of JSON are sent, of which
-nothing is run.
+Horovod's and TensorFlow's errors say that some process is gone, not which.  Ranks send lines of JSON, which
+are never executed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _WITHOUT_A_WORD = "without a word, as where it is killed or has no memory left"
 
 @dataclass(frozen=True)
 class Member:
-    """Says who a rank is."""
+    """Identifies a rank."""
 
     rank: int
     host: str = field(default_factory=socket.gethostname)
@@ -55,11 +55,11 @@ class Roll:
 
     Args:
         members: all ranks, by rank.
-        lines: to rank 0, or of rank 0 to all others, by rank.
-        patience_s: who keeps others waiting for so long is named.
+        lines: the connections to rank 0, or rank 0's to all others, by rank.
+        patience_s: a rank that keeps others waiting for so long is named.
 
     Attributes:
-        in_fit: whether this rank has begun one that has not ended.
+        in_fit: whether this rank is in a fit.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class Roll:
         self._leaving: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
 
     def start(self, when_lost: Callable[[str], object]) -> None:
-        """Listens until the end of the process, and says how that comes.
+        """Listen until the end of the process, and tell the others how it ends.
 
-        ``when_lost`` is called, in a thread, with who has left a fit in which this rank still is.
+        ``when_lost`` is called, in a thread, when a rank has left a fit in which this rank still is.
         """
         for rank, line in self._lines.items():
             line.keep_alive()
@@ -100,7 +100,7 @@ class Roll:
         self._show_error(kind, error, trace)
 
     def say_ended(self, why: BaseException | str) -> None:
-        """Tells the others why this rank trains no more; once."""
+        """Tell the others, once, why this rank trains no more."""
         if self._said:
             return
         self._said = True
@@ -108,9 +108,9 @@ class Roll:
         self._tell({"ended": text, "follows": self._follows})
 
     def who_ended(self) -> str:
-        """Say which rank ended first, and why; empty where nobody knows.
+        """Say which rank ended first, and why; empty if nobody knows.
 
-        What this rank says from now on is taken to follow from that.
+        An end of this rank from now on is taken to follow from that.
         """
         self._follows = True
         with self._changed:
@@ -132,10 +132,10 @@ class Roll:
         return f"{self.members[rank]} has said nothing {since}: it is stopped, or cannot be reached"
 
     def wait_for_all(self) -> None:
-        """Returns when all ranks have called it as often.
+        """Wait until all ranks have called this equally often.
 
-        Who keeps the others waiting is named in a warning.  BackendError: it has ended, does not answer, or
-        trains in a ``fit`` that has nothing to do with the others'.
+        A warning names the ranks that keep others waiting.  BackendError: a rank has ended, does not answer,
+        or trains in an unrelated ``fit``.
         """
         with self._changed:
             self._said = self._follows = False
@@ -169,10 +169,10 @@ class Roll:
 
     @contextlib.contextmanager
     def all_needed(self) -> Iterator[None]:
-        """In the block a library begins that waits for all ranks without a word, then aborts, or never ends.
+        """Guard a block in which a library starts that waits for all ranks, then aborts or never ends.
 
-        Where one has left or is silent, and the block does not end by itself a little later, this process
-        does, with one line that names it and status 1: no thread can end such a wait.
+        If a rank has left or is silent, and the block does not end soon after, this process ends with status
+        1 and a line that names the rank: no thread can end such a wait.
         """
         ended = threading.Event()
 
@@ -194,7 +194,7 @@ class Roll:
             thread.join()
 
     def lost_before_training(self) -> BackendError:
-        """Return the error to raise where a library says that another rank is gone."""
+        """Return the error to raise if a library says that another rank is gone."""
         return self._before_training(f"another worker ended{f': {who}' if (who := self.who_ended()) else ''}")
 
     def _lines_of_end(self) -> dict[int, tuple[str, str | None]]:
@@ -215,12 +215,12 @@ class Roll:
         os._exit(1)
 
     def _lost(self) -> list[int]:
-        """Return the ranks whose processes have ended or are silent, in the order in which that was heard."""
+        """Return the ranks that have ended or are silent, in the order in which that was noticed."""
         with self._changed:
             return [rank for rank in self._ended if rank in self._gone | self._silent]
 
     def _named(self, lost: Sequence[int]) -> str:
-        """Return the first of them that is a cause."""
+        """Name the first lost rank that is a cause."""
         with self._changed:
             causes = self._causes()
             first = next((rank for rank in lost if rank in causes), lost[0])
@@ -232,7 +232,7 @@ class Roll:
         return BackendError(f"rank {self.rank} of {len(self.members)} {said}")
 
     def _missing(self, count: int) -> list[int]:
-        """Return who has not called so often; raises BackendError where one never will."""
+        """Return the ranks that have not called so often; raise BackendError if one never will."""
         with self._changed:
             missing = [rank for rank, calls in self._arrived.items() if calls < count]
             gone = [rank for rank in self._lost() if rank in self._silent or rank in missing]
@@ -251,7 +251,7 @@ class Roll:
             line.send({"from": self.rank, **message})
 
     def _hand_on(self, message: Mapping[str, Any], peer: int) -> None:
-        """Rank 0 does, to all but whom it is from, or about; the others have a line to it alone."""
+        """Hand a message on, on rank 0, to all but its sender and its subject; others only know rank 0."""
         for rank in self._lines.keys() - {peer}:
             self._lines[rank].send(message)
 
@@ -292,7 +292,7 @@ class Roll:
             self._tell({"elsewhere": True})
 
     def _say_who_left(self, when_lost: Callable[[str], object]) -> None:
-        """Says that a rank has left, unless it has come back, or this rank has ended its fit, too."""
+        """Say that a rank has left, unless it has come back, or this rank has ended its fit, too."""
         while True:
             due_s, rank = self._leaving.get()
             time.sleep(max(0.0, due_s - time.monotonic()))
@@ -311,12 +311,12 @@ def _main_thread_trains() -> bool:
 
 
 def _as_raised(error: BackendError) -> str:
-    """Return the last line that Python says of it."""
+    """Return the last line of Python's message for the error."""
     return f"{type(error).__module__}.{type(error).__name__}: {error}"
 
 
 def refusal(members: Mapping[int, Member]) -> str:
-    """Say why ranks do not go together; empty where they do."""
+    """Say why ranks do not fit together; empty if they do."""
     own = members[0].tf_ooo
     for member in members.values():
         if (theirs := member.tf_ooo) != own:
@@ -333,7 +333,7 @@ def late(who: str, waited_s: float) -> str:
 
 
 def received_member(line: Line, limit_s: float) -> Member | None:
-    """Return who is at the other end; None: no rank."""
+    """Return the member at the other end; None: it is no rank."""
     with contextlib.suppress(TypeError):
         return Member(**(line.receive(limit_s) or {}))
     return None

@@ -1,2 +1,1 @@
-"""Trains on one GPU, inside XLA: dW are calls on streams of their own, in steps compiled with
-``jit_compile=True``."""
+"""Trains on one GPU inside XLA: with ``jit_compile=True`` dW are calls on streams of their own."""

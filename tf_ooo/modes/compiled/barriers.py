@@ -1,7 +1,7 @@
 """Uses optimization barriers: the only order that XLA's own scheduler has to keep.
 
-A tensor behind a barrier is there only when all that went into the barrier is.  It is computed once and kept,
-and who reads it reads memory.
+A tensor behind a barrier exists only once all inputs of the barrier do.  It is computed once and kept, and
+its readers read memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _THERE_ANYWAY = frozenset({"_Arg", "Placeholder", "ReadVariableOp", "Const"})
 
 @dataclass(frozen=True)
 class Barrier:
-    """Is one barrier over some tensors of the step; ``readers`` read the first ``held`` of them behind it."""
+    """Describes a barrier over some tensors; ``readers`` read the first ``held`` of them behind it."""
 
     name: str
     ports: tuple[Port, ...]
@@ -40,7 +40,7 @@ class Barrier:
 
     @property
     def behind(self) -> dict[Port, Port]:
-        """Map each tensor to where it is behind the barrier."""
+        """Map each tensor to its port behind the barrier."""
         return {port: (self.name, number) for number, port in enumerate(self.ports[: self.held])}
 
 
@@ -49,12 +49,12 @@ def activations_to_store(
 ) -> list[Barrier]:
     """Return each tensor that a call reads: behind a barrier it is computed once and kept.
 
-    XLA would rather compute it again where somebody else reads it, merged into a kernel that
-    comes later, and the call would have to wait for that.
+    Otherwise XLA computes it again for another reader, merged into a later kernel, and the call would have to
+    wait for that kernel.
 
     Args:
         step, ops: the step, and its classified ops by name.
-        calls: whose inputs are looked at.
+        calls: the calls whose inputs may be stored.
         readers: who reads activations; ``"all"``: the forward pass reads the stored tensor too,
             ``"backward"``: it may merge its own copy into what comes next, ``"cost"``: whichever of these two
             costs less, for each tensor, ``"none"``: nothing is stored.
@@ -77,7 +77,7 @@ def activations_to_store(
 
 
 def holds_of(calls: Sequence[Call]) -> list[Barrier]:
-    """Return a barrier for each call that waits for more than its inputs; its other inputs stay."""
+    """Return a barrier, through its first input, for each call that waits for more than its inputs."""
     return [
         Barrier(f"{call.name}_after", (call.region.inputs[0], *call.waits_for), (call.name,))
         for call in calls
@@ -88,11 +88,10 @@ def holds_of(calls: Sequence[Call]) -> list[Barrier]:
 def join_of(
     step: FlatStep, name: str, calls: Sequence[Call], last: Sequence[Port], moved: Mapping[Port, Port]
 ) -> Barrier | None:
-    """Return one barrier over all that some calls return and the ``last`` tensors of the main stream that
-    have not moved.
+    """Return a barrier over the results of some calls and the ``last`` tensors of the main stream.
 
-    Whoever reads a gradient reads it behind the barrier, so that no update makes the main stream
-    wait for a call while there is other work.  None if there is nothing to join.
+    Tensors that have moved are left out.  Gradients are read behind the barrier, so that no update makes the
+    main stream wait for a call while there is other work.  None if there is nothing to join.
     """
     results = [port for call in calls for port in call.region.outputs]
     waited = [port for port in dict.fromkeys(last) if port not in moved]
@@ -102,7 +101,7 @@ def join_of(
 
 @dataclass(frozen=True)
 class _BarriersPass(Pass):
-    """Adds barriers; ``moved``: where tensors are that are no longer where the step had them."""
+    """Adds barriers; ``moved``: the present ports of tensors that the step had elsewhere."""
 
     step: FlatStep
     barriers: Sequence[Barrier]
@@ -131,19 +130,19 @@ class _BarriersPass(Pass):
 
 
 class StorePass(_BarriersPass):
-    """Calls come later: they read stored activations behind the barriers from the start."""
+    """Stores activations before calls are made: these read them behind the barriers from the start."""
 
     name: ClassVar[str] = "store"
 
 
 class HoldBackPass(_BarriersPass):
-    """Each call's first input goes through a barrier with what the call waits for."""
+    """Sends each call's first input through a barrier with the tensors that the call waits for."""
 
     name: ClassVar[str] = "hold_back"
 
 
 class JoinPass(_BarriersPass):
-    """Whoever reads a call's result reads it behind its join."""
+    """Has all readers of a call's result read it behind the call's join."""
 
     name: ClassVar[str] = "join"
 
@@ -153,17 +152,17 @@ def is_worth_it(
 ) -> bool:
     """Return whether these readers on the main stream should read a stored tensor behind the barrier, too.
 
-    That costs nothing where it is in memory anyway: a matrix product or convolution made it or reads it.
-    Else XLA would have merged what makes it into its readers' kernels, and each of them now reads the tensor,
-    made by a kernel more.  What it buys is that the dW that read it can start when their dO is there, not
-    when the last kernel is that XLA computes the tensor in again.
+    That costs nothing if it is in memory anyway: a matrix product or convolution made it or reads it.
+    Otherwise XLA would have merged its computation into its readers' kernels; now one more kernel makes it,
+    and each of them reads it.  The gain is that dW that read it can start when their dO is there, not only
+    after the last kernel in which XLA computes the tensor again.
     """
     on = on or device(DEVICE)
     return cost_s(step, port, readers, on) <= gain_s(step, port, calls, on)
 
 
 def cost_s(step: FlatStep, port: Port, readers: Iterable[str], on: DeviceModel) -> float:
-    """Return seconds for reading the tensor once more in each reader, and for the kernel that writes it."""
+    """Return the seconds of one more read in each reader, and of the kernel that writes the tensor."""
     maker = port[0]
     while step.nodes[maker].op in VIEWS and (made_of := step.data_inputs(maker)):
         maker = made_of[0][0]
@@ -177,7 +176,7 @@ def cost_s(step: FlatStep, port: Port, readers: Iterable[str], on: DeviceModel) 
 
 
 def gain_s(step: FlatStep, port: Port, calls: Sequence[Call], on: DeviceModel) -> float:
-    """Return seconds of the dW that wait for the tensor: what may run beside the main stream."""
+    """Return the seconds of the dW that wait for the tensor, which may run beside the main stream."""
     names = [name for call in calls if port in call.region.inputs for name in call.region.own]
     return sum(_seconds(step, name, on) for name in names if step.nodes[name].op in CONTRACTIONS)
 

@@ -1,4 +1,4 @@
-"""Turns a schedule into calls: which region goes to which stream, and what each call waits for."""
+"""Turns a schedule into calls: which region goes to which stream, and which tensors each call waits for."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class StepToPlan:
-    """Holds the step that a plan is made from: the first of the graph's.
+    """Holds the first of the graph's steps, from which a plan is made.
 
     ``lowered`` is that step's flat graph with loops lowered and static shapes.
     """
@@ -52,8 +52,8 @@ class StepToPlan:
 def make_calls(step: FlatStep, steps: Sequence[Parts], schedule: Schedule) -> list[list[Call]]:
     """Make for each step the calls of all dW in side lanes, in the lanes' order.
 
-    A dW that the schedule has in the next step's forward waits for that, or for the end of this step's
-    backward pass; in the last step, and where that forward needs the dW, it starts as soon as it can.
+    A dW scheduled beside the next step's forward waits for it, or for the end of this step's backward pass.
+    In the last step, and where that forward needs the dW, it starts as soon as it can.
     """
     by_step = []
     for parts, following in zip(steps, [*steps[1:], None], strict=True):
@@ -77,9 +77,9 @@ def make_calls(step: FlatStep, steps: Sequence[Parts], schedule: Schedule) -> li
 
 
 def waves_of(step: FlatStep, regions: Sequence[Region]) -> list[int]:
-    """Return how many others each region needs the results of, one after the other: mostly none.
+    """Return the length of the chain of other regions whose results each region needs, mostly 0.
 
-    Where a step's second part reads weights that its first part has updated, it has two waves.
+    A step whose second part reads weights that its first part has updated has two waves.
     """
     index, waves = step.index, [0] * len(regions)
     inside = {index.of(name): number for number, region in enumerate(regions) for name in region.own}
@@ -138,7 +138,7 @@ class _Pins:
 
 
 def ends_of(step: FlatStep, graph: TrainingGraph, names: Sequence[str]) -> tuple[Port, ...]:
-    """Return the tensors that are there when these ops are done: those that others read."""
+    """Return the tensors that exist once these ops are done: those that others read."""
     inside = set(names)
     ends: list[Port] = []
     for name in names:
@@ -152,7 +152,7 @@ def ends_of(step: FlatStep, graph: TrainingGraph, names: Sequence[str]) -> tuple
 
 
 def last_of_main(step: FlatStep, graph: TrainingGraph, calls: Sequence[Call]) -> tuple[Port, ...]:
-    """Return the tensors that the main stream's backward pass ends with: nothing of it reads them."""
+    """Return the tensors with which the main stream's backward pass ends: nothing in it reads them."""
     behind = step.behind(name for call in calls for name in call.region.own)
     backward = (name for name, op in graph.ops.items() if op.kind in (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD))
     return ends_of(step, graph, [n for n in backward if n not in behind and step.has(graph, n)])

@@ -39,8 +39,7 @@ RECOMPUTED = "activations recomputed in the forward pass"
 def for_model(
     model: keras.Model, stock: Callable[..., Any], options: OneDeviceOptions, report: Report
 ) -> StepController:
-    """Return the controller for ``fit`` of a model that XLA compiles. OOOError: why it cannot be
-    rewritten."""
+    """Return the controller for ``fit`` of a model that XLA compiles. OOOError: no rewrite is possible."""
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise GraphError("jit_compile=True: steps of several replicas are not rewritten")
     together = steps_together(train_function.steps_per_execution(model), options.unroll or _TOGETHER)
@@ -60,8 +59,7 @@ def for_function(
     report: Report,
     on_decided: Callable[[], None] | None = None,
 ) -> StepController:
-    """Return the controller of a ``tf.function(jit_compile=True)``. Raises OOOError: why it cannot be
-    rewritten."""
+    """Return the controller of a ``tf.function(jit_compile=True)``. OOOError: no rewrite is possible."""
     make = functools.partial(StreamStep, function, stock)
     return _controller(stock, make, options, report, 1, on_decided)
 
@@ -111,7 +109,7 @@ def _compares(options: OneDeviceOptions) -> bool:
 
 
 def _why_not_concurrent() -> str | None:
-    """Say why stock XLA with concurrent command buffers is no way of its own; None where it is."""
+    """Say why stock XLA with concurrent command buffers is not compared; None if it is."""
     if CONCURRENT_FLAGS[0] in xla.flags_of_process():
         return "XLA_FLAGS of this process ask for it: the stock step runs that way"
     fixed = xla.why_flags_are_fixed()
@@ -121,7 +119,7 @@ def _why_not_concurrent() -> str | None:
 def _gains(
     options: OneDeviceOptions, session: StreamSession | None, delay: bool
 ) -> GainTable | MeasuredGains | None:
-    """Return the table of a file, or what measures one; None: gains are calculated."""
+    """Return the gains of a file, or an object that measures them; None: gains are calculated."""
     if options.gains is not None:
         return GainTable.load(options.gains)
     budget_s = options.measure_gains_s
@@ -134,8 +132,8 @@ def _gains(
 def ways(options: OneDeviceOptions, steps: int = 1, session: StreamSession | None = None) -> list[Way]:
     """Return the ways to compile a step that are compared; the first is REWRITTEN.
 
-    ``steps`` of them go into one function for the way DELAYED, or for the one that is asked for.  The session
-    is told of measured gains, and knows what XLA made of the stock step.
+    ``steps`` steps go into one function for the way DELAYED, or for the one that is asked for.  The session
+    is told measured gains, and knows the module that XLA made of the stock step.
     """
     policy = planning.USUAL if options.schedule == "auto" else POLICIES[options.schedule]
     early = functools.partial(planning.every_layer, policy=policy, streams=options.streams)
@@ -174,8 +172,8 @@ class FitSteps:
     """Takes the place of Keras' train function, which runs the batches whose step cannot be rewritten.
 
     Batches are taken one by one, so that their sizes are known when the step is traced: Keras' own iterators
-    leave the batch size open.  ``together`` steps go into one compiled function; what is left over runs step
-    by step.
+    leave the batch size open.  ``together`` steps go into one compiled function; the remaining steps run one
+    by one.
     """
 
     def __init__(
@@ -196,8 +194,7 @@ class FitSteps:
         self.steps = StreamStep(numbered_steps(on_batch), stock_steps, session, way)
 
     def __call__(self, iterator: object) -> Any:
-        """Run one execution, ``steps_per_execution`` steps; return the logs of the last. StopIteration at the
-        end."""
+        """Run ``steps_per_execution`` steps; return the logs of the last. StopIteration: the data ended."""
         count = train_function.steps_per_execution(self.model)
         batches = self.session.waiting or train_function.take(iterator, count)
         self.session.waiting = []

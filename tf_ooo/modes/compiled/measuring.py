@@ -1,7 +1,7 @@
-"""Measures what dW gain beside regions of the main stream, on the user's device and within a time budget.
+"""Measures the gains of dW beside regions of the main stream, on the user's device within a time budget.
 
-Which pairs are measured first is decided by what formulas say they gain; what the budget does not reach is
-calculated, and scaled by what the measured pairs made of their calculated gains.
+The pairs of largest calculated gain are measured first.  Pairs beyond the budget keep calculated gains,
+scaled by the ratio that the measured pairs had.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _NO_GRAPHS = "--xla_gpu_enable_command_buffer="
 
 @dataclass(frozen=True)
 class Piece:
-    """Holds what one task computes: one region of the main stream, or one for each gradient of a dW.
+    """Holds the computation of one task: one region of the main stream, or one per gradient of a dW.
 
     ``kind`` is equal for pieces that take equally long: the same ops on the same shapes.
     """
@@ -64,9 +64,9 @@ class Piece:
 
 
 def piece_of(step: FlatStep, parts: Parts, task: Task) -> Piece | None:
-    """Return the piece of a task, or None where nothing of it can be timed; F is of the next step.
+    """Return the piece of a task, or None if no part of it can be timed; F is of the next step.
 
-    What has state (variables that are read, counters) is left out of a piece and stands before it.
+    Ops with state (reads of variables, counters) are left out of a piece and stand before it.
     """
     regions = parts.regions.get(task.stage, ()) if task.kind == "dW" else _of_main(step, parts, task)
     return Piece(task, tuple(regions), kind_of(step, regions)) if regions else None
@@ -84,7 +84,7 @@ def _of_main(step: FlatStep, parts: Parts, task: Task) -> list[Region]:
 
 
 def kind_of(step: FlatStep, regions: Sequence[Region]) -> str:
-    """Return a digest of ops, attributes, shapes, constants and what reads what."""
+    """Return a digest of ops, attributes, shapes, constants and connections."""
     digest = hashlib.sha256()
     for region in regions:
         names: dict[Port, str] = {}
@@ -120,10 +120,10 @@ class Timing:
 
 
 def time_piece(step: FlatStep, main: Piece, aside: Piece | None = None, about_s: float = 0.0) -> Timing:
-    """Time one round, which may take about so long; ``aside``: a dW beside it, in calls on a side stream.
+    """Time one round of about ``about_s``; ``aside``: a dW beside it, in calls on a side stream.
 
-    Inputs are random numbers of the shapes that the step has.  A round begins when the one before has ended;
-    what a round and its launch cost without a piece is measured too and taken off.
+    Inputs are random numbers of the step's shapes.  A round begins when the one before has ended; the cost of
+    a round and its launch without a piece is measured, too, and taken off.
 
     Raises tf.errors.OpError: XLA cannot compile or run it; ValueError: nothing of it is left to time.
     """
@@ -162,7 +162,7 @@ def piece_graph(step: FlatStep, main: Piece, aside: Piece | None) -> tuple[Any, 
 
 
 def _values(spec: Any) -> Any:
-    """Return numbers of about one; small whole numbers, which may be indices."""
+    """Return numbers near one; for integers, which may be indices, small ones."""
     if spec.dtype.is_bool:
         return tf.ones(spec.shape, tf.bool)
     if spec.dtype.is_integer:
@@ -187,7 +187,7 @@ def _sampled(run: Callable[..., Any], given: Sequence[Any]) -> Timing:
 
 @functools.cache
 def _empty_s(rounds: int) -> float:
-    """Return seconds of a launch whose rounds do nothing."""
+    """Return the seconds of a launch whose rounds do nothing."""
     graph_def = tf.compat.v1.GraphDef()
     node = graph_def.node.add(name="same", op="Identity", input=["given_0:0"])
     node.attr["T"].type = tf.float32.as_datatype_enum
@@ -196,10 +196,9 @@ def _empty_s(rounds: int) -> float:
 
 
 def launch_s() -> float | None:
-    """Return seconds that a small kernel takes longer outside of CUDA graphs; None where XLA's flags are
-    fixed.
+    """Return the extra seconds of a small kernel outside of CUDA graphs; None if XLA's flags are fixed.
 
-    A chain of kernels is compiled twice, as XLA does it and without graphs.
+    A chain of kernels is compiled twice, with and without CUDA graphs.
     """
     if xla.why_flags_are_fixed() is not None:
         return None
@@ -227,10 +226,10 @@ Pair = tuple[str, int]
 
 
 class MeasuredGains:
-    """Holds the table of a step's gains: measured at the first call, known from then on.
+    """Holds the table of a step's gains, which are measured at the first call.
 
-    No further piece is begun when ``budget_s`` are over.  Only with ``delay`` may dW run beside the next
-    step's forward pass, and only then that is measured.
+    No further piece is begun after ``budget_s``.  Only with ``delay`` may dW run beside the next step's
+    forward pass, and only then is that measured.
     """
 
     def __init__(
@@ -240,7 +239,7 @@ class MeasuredGains:
         self._known: dict[tuple[str, ...], GainTable] = {}
 
     def __call__(self, what: StepToPlan, layers: Sequence[LayerCosts]) -> GainTable:
-        """Steps of other batch sizes have the same layers, and get the same table."""
+        """Return the table; steps of other batch sizes have the same layers, and get the same one."""
         key = tuple(layer.name for layer in what.parts.graph.layers)
         if key not in self._known:
             self._known[key] = _Measuring(what, layers, self.budget_s, self.delay).table()
@@ -290,7 +289,7 @@ class _Measuring:
         )
 
     def _has_time(self, pair: Pair) -> bool:
-        """Say whether a pair's missing measurements fit in the time, if they take as long as others did."""
+        """Return whether a pair's missing measurements fit in the time if they take as long as others."""
         elapsed_s = time.monotonic() - self._started
         main, aside = self._pieces[pair]
         keys = (main.kind, ""), (aside.kind, ""), (main.kind, aside.kind)
@@ -298,8 +297,7 @@ class _Measuring:
         return not missing or elapsed_s + missing * elapsed_s / max(1, self._built) <= self.budget_s
 
     def _saved_s(self, pair: Pair) -> float | None:
-        """Return the seconds of both alone, less side by side; 0 within the noise; None where one of them
-        cannot be timed."""
+        """Return the seconds of both alone, less side by side; 0 within the noise; None: not measurable."""
         main, aside = self._pieces[pair]
         main_alone, aside_alone, together = self._timed(main), self._timed(aside), self._timed(main, aside)
         if main_alone is None or aside_alone is None or together is None:

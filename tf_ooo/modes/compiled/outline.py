@@ -1,4 +1,4 @@
-"""Puts regions of dW into functions that are called on a stream, and back in place to verify the step."""
+"""Puts regions of dW into functions called on a stream, and back in place to verify the step."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ CALL_PREFIX = "ooo_dW"
 
 @dataclass(frozen=True)
 class Call:
-    """Is a region on a side stream.
+    """Represents a region on a side stream.
 
     ``waits_for`` are tensors of the main stream that have to be there before the call may start,
-    besides its inputs.  ``delayed``: into the next step's forward pass; no join waits for it.  ``wave``: how
-    many other calls of its step it needs the results of, one after the other.
+    besides its inputs.  ``delayed``: into the next step's forward pass; no join waits for it.  ``wave``: the
+    length of the chain of other calls in its step whose results it needs.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Call:
 
 @dataclass(frozen=True)
 class OutlinePass(Pass):
-    """Replaces each region by its call; ``moved``: where the tensors that calls read or return now are."""
+    """Replaces each region by its call; ``moved``: the new ports of tensors that calls read or return."""
 
     step: FlatStep
     calls: Sequence[Call]
@@ -51,7 +51,7 @@ class OutlinePass(Pass):
     relaxes = CompileTasksPass.relaxes | {Relaxation.DEVICES}
 
     def run(self, graph_def: GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Views that other ops read, too, also stay outside."""
+        """Outline the regions; views that other ops also read stay outside, too."""
         editor = GraphEditor(graph_def)
         for call in self.calls:
             inputs = [tensor(*self.moved.get(port, port)) for port in call.region.inputs]
@@ -75,7 +75,7 @@ class OutlinePass(Pass):
 def call_of(
     step: FlatStep, name: str, region: Region, inputs: Sequence[str], stream: int | None
 ) -> tuple[function_pb2.FunctionDef, node_def_pb2.NodeDef]:
-    """Return a region's function and the op that calls it; ``stream`` None: where the op stands."""
+    """Return a region's function and the op that calls it; ``stream`` None: on the main stream."""
     infos = [step.known(port) for port in region.inputs], [step.known(port) for port in region.outputs]
     function = func_graphs.unique_name(name)
     if stream is None:
@@ -101,7 +101,7 @@ def _function_of(step: FlatStep, region: Region, name: str) -> function_pb2.Func
 
 
 def module_text(given: Sequence[OutputInfo], returned: Sequence[OutputInfo]) -> str:
-    """Return the stablehlo module of an ``XlaCallModule`` that does nothing but call its first function."""
+    """Return the stablehlo module of an ``XlaCallModule`` that only calls its first function."""
     ins, outs = (", ".join(map(_mlir_type, infos)) for infos in (given, returned))
     arguments = ", ".join(f"%arg{i}" for i in range(len(given)))
     declared = ", ".join(f"%arg{i}: {_mlir_type(info)}" for i, info in enumerate(given))
@@ -121,9 +121,9 @@ def _mlir_type(info: OutputInfo) -> str:
     return f"tensor<{dims}{xla.MLIR_TYPES[info.dtype]}>"
 
 
-# Verifies a step with calls on streams: put back in place of its calls, it must be the step that came. Calls
-# become the ops of their functions, and whoever reads through a barrier reads what went in. What then differs
-# from the original is found by :func:`grappler_passes.passes.verify.verify`.
+# Verifies a step with calls on streams: put back in place of its calls, it must equal the original step.
+# Calls become the ops of their functions, and readers behind a barrier read its inputs. Remaining differences
+# from the original are found by :func:`grappler_passes.passes.verify.verify`.
 
 _BARRIER = "XlaOptimizationBarrier"
 _PUT_BACK = frozenset(
@@ -133,9 +133,9 @@ _PUT_BACK = frozenset(
 
 @dataclass(frozen=True)
 class VerifyStreamsPass(Pass):
-    """Changes nothing; refuses a graph that, put back, differs in more than the passes ``declared``.
+    """Changes nothing; refuses a graph that, put back, differs by more than the passes ``declared``.
 
-    ``fetches``: for each result of the original where it is now.
+    ``fetches``: the present port of each result of the original.
     """
 
     original: GraphDef
@@ -155,7 +155,7 @@ class VerifyStreamsPass(Pass):
 
 
 class _PutBack:
-    """Holds the nodes of a graph with calls, and what each tensor is in the original."""
+    """Holds the nodes of a graph with calls, and maps each tensor to the original's."""
 
     def __init__(self, original: GraphDef, graph_def: GraphDef, calls: Sequence[Call]) -> None:
         self._whole = graph_def
@@ -202,7 +202,7 @@ class _PutBack:
             self._stands_for[call.name, number] = given.get(port[0]) or tensor(*port)
 
     def _same(self, node: node_def_pb2.NodeDef, copied: node_def_pb2.NodeDef) -> bool:
-        """Return whether a view and its copy in a call say the same."""
+        """Return whether a view and its copy in a call are equal."""
         inputs = [[self.source(split_input(t)) for t in n.input if t[0] != "^"] for n in (node, copied)]
         keys = {key for key in (*node.attr, *copied.attr) if not key.startswith("_")}
         return (
@@ -213,7 +213,7 @@ class _PutBack:
         )
 
     def source(self, port: Port) -> Port:
-        """Return the original tensor behind one."""
+        """Return the original tensor that a port stands for."""
         while port in self._stands_for:
             port = split_input(self._stands_for[port])
         return port

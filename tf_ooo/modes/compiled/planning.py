@@ -34,8 +34,8 @@ USUAL = POLICIES[schedules_of("single_device", streams=True)[0]]
 def every_layer(what: StepToPlan, *, policy: Policy = USUAL, streams: int = 1) -> Schedule:
     """Start each dW that can be moved as soon as its dO is there, on the side streams in turn.
 
-    The layer that backward reaches last stays on the main stream: nothing is left to run beside it.
-    Needs no costs.
+    The layer that backward reaches last stays on the main stream, since nothing is left to run beside it. No
+    costs are needed.
     """
     tasks = what.parts.tasks
     moved = what.movable.intersection(tasks.backward_layers) - set(tasks.backward_layers[-1:])
@@ -63,10 +63,10 @@ def joint(
     """Schedule jointly over regions: each dW goes into the region beside which it saves most.
 
     Args:
-        gains: measured seconds, or what measures them; None: calculated from the shapes.
-        capture: what the step's kernels would lose outside of CUDA graphs; None: nothing.
-        delay: dW may wait for the next step's forward pass; the graph has several steps.
-        memory_limit_bytes: what weights, activations and gradients may take, by the simulator's count.
+        gains: measured seconds, or an object that measures them; None: calculated from the shapes.
+        capture: the seconds that kernels would lose outside of CUDA graphs; None: none.
+        delay: whether dW may wait for the next step's forward pass; the graph has several steps.
+        memory_limit_bytes: the most bytes of weights, activations and gradients in the simulation.
         must_gain: raise BackendError where every dW stays on the main stream.
 
     Raises:
@@ -97,7 +97,7 @@ def joint(
 
 
 def layer_costs(what: StepToPlan, device_name: str) -> tuple[LayerCosts, ...]:
-    """Return calculated costs and shares of the device; what has no formula counts as nothing."""
+    """Return calculated costs and shares of the device; ops without a formula count as nothing."""
     model, parts = device(device_name), what.parts
     ops = analytic_ops(what.lowered, model)
     seconds = {name: ops.seconds.get(name, 0.0) for name in parts.graph.ops}
@@ -107,9 +107,9 @@ def layer_costs(what: StepToPlan, device_name: str) -> tuple[LayerCosts, ...]:
 
 
 def with_measured(layers: Sequence[LayerCosts], table: GainTable) -> tuple[LayerCosts, ...]:
-    """Return the layers with the seconds that the table has.
+    """Return the layers with the seconds in the table.
 
-    The others are calculated ones, times what measured tasks took over what was calculated for them.
+    Others keep calculated seconds, scaled by the measured tasks' ratio of measured to calculated ones.
     """
     measured = {}
     for task, task_s in table.alone_s.items():
@@ -128,8 +128,7 @@ def with_measured(layers: Sequence[LayerCosts], table: GainTable) -> tuple[Layer
 
 
 def only_of(schedule: Schedule, tasks: TaskOps) -> Schedule:
-    """Return the schedule without dO and dW that the graph does not have; pins name what comes before
-    those."""
+    """Return the schedule without dO and dW missing in the graph; pins name earlier tasks instead."""
     kept = only_tasks(schedule, tasks.ops)
     there = {task for order in kept.lanes.values() for task in order}
     pins = []
@@ -141,13 +140,13 @@ def only_of(schedule: Schedule, tasks: TaskOps) -> Schedule:
 
 
 def _before(missing: Task, task: Task, there: set[Task]) -> Task | None:
-    """Return the dO that is there and comes last before one that is not, down from dW's own layer."""
+    """Return the last existing dO before a missing one, searched from dW's own layer downwards."""
     between = range(missing.stage + 1, task.stage + 1) if missing.kind == "dO" else ()
     return next((earlier for stage in between if (earlier := Task("dO", stage)) in there), None)
 
 
 def dealt_out(schedule: Schedule, streams: int) -> Schedule:
-    """Return the side lane's dW, each with its update, on so many streams in turn."""
+    """Return the schedule with the side lane's dW, each with its update, spread over streams in turn."""
     lane = schedule.lanes.get(SUB)
     if lane is None or streams == 1:
         return schedule
@@ -162,10 +161,10 @@ def dealt_out(schedule: Schedule, streams: int) -> Schedule:
 
 
 def capture_of(what: StepToPlan, stock: CompiledModule | None) -> Capture | None:
-    """Return the schedule's launch costs; None where nothing is captured anyway.
+    """Return the schedule's launch costs; None if no kernel is captured anyway.
 
-    Kernels are scaled to the number in ``stock``, what XLA made of the step in stock order, and the launch
-    time to its share in CUDA graphs.  None: not known, all of it is taken to be captured.
+    Kernels are scaled to the number in ``stock``, XLA's module of the stock step, and the launch time to its
+    share in CUDA graphs.  If ``stock`` is None, all kernels are taken to be captured.
     """
     kernels, share = kernels_by_task(what), 1.0
     if stock is not None:
@@ -184,8 +183,7 @@ def capture_of(what: StepToPlan, stock: CompiledModule | None) -> Capture | None
 
 
 def kernels_by_task(what: StepToPlan) -> dict[str, float]:
-    """Return ``{"dO:3": 2.0}``: each matrix product or convolution is one, all else of a task together one
-    more."""
+    """Return ``{"dO:3": 2.0}``: each matrix product or convolution is one, the rest of a task one more."""
     graph, tasks = what.parts.graph, what.parts.tasks
     by_task = ops_by_task(graph, tasks.by_layer, forward_layers(graph))
     kernels = {}

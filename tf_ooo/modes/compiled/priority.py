@@ -1,4 +1,4 @@
-"""Simulates the main stream of a GPU ahead of its side streams: dW run where it leaves room."""
+"""Gives a GPU's main stream priority over its side streams: dW run where it leaves room."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ MOST_URGENT = -5
 
 
 def high_priority_main_stream(memory_limit_bytes: int, priority: int = MOST_URGENT) -> None:
-    """Has TensorFlow start the first GPU with an urgent compute stream; the side streams are XLA's own.
+    """Have TensorFlow start the first GPU with an urgent compute stream; the side streams are XLA's own.
 
-    Call it before anything runs on a GPU.  TensorFlow sets priorities of logical devices only, which have
-    their memory set apart; a GPU with several of them keeps one.
+    Call it before anything runs on a GPU.  TensorFlow sets priorities only for logical devices, whose memory
+    is reserved; a GPU with several of them keeps one.
 
     Example:
         >>> tf_ooo.high_priority_main_stream(memory_limit_bytes=30 * 2**30)

@@ -1,4 +1,4 @@
-"""Finds ops of a layer's dW that can run as one call on another stream, and says why others cannot."""
+"""Finds ops of a layer's dW that can run as one call on another stream, or says why they cannot."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _MOST_CONSTANT_ELEMENTS = 64
 
 @dataclass(frozen=True)
 class Region:
-    """Holds pure ops of static shape, closed under "between": nothing leaves and comes back.
+    """Holds pure ops of static shape, closed under "between": no path leaves them and comes back.
 
-    ``own`` are those that nothing else needs; the other ``ops`` are views that stay where they are, too.
+    ``own`` are ops that nothing else needs; the other ``ops`` are views, which also stay outside.
     ``constants`` are inputs that XLA may have to know when it compiles: shapes and axes.
     """
 
@@ -54,7 +54,7 @@ class Region:
 
 
 class FlatStep:
-    """Holds a step's flat graph with loops as single ops, its shapes, and what reads what."""
+    """Holds a step's flat graph with loops as single ops, its shapes, and the readers of each tensor."""
 
     def __init__(self, graph_def: GraphDef, outputs: InferredOutputs, fetches: Sequence[str]):
         self.graph_def, self.outputs = graph_def, outputs
@@ -87,43 +87,42 @@ class FlatStep:
         return info is not None and info.dtype.startswith(("float", "bfloat"))
 
     def has(self, graph: TrainingGraph, name: str) -> bool:
-        """Return whether an op of the classified graph is here, too: those inside of loops are not."""
+        """Return whether an op of the classified graph is here, too: ops inside of loops are not."""
         return name in self.nodes and self.nodes[name].op == graph.ops[name].type
 
     def contractions(self, names: Iterable[str]) -> set[str]:
-        """Return those of the ops that are worth a kernel on another stream."""
+        """Return the ops that are worth a kernel on another stream."""
         return {name for name in names if self.nodes[name].op in CONTRACTIONS}
 
     def data_inputs(self, name: str) -> list[Port]:
         return [port for port in map(split_input, self.nodes[name].input) if port[1] >= 0]
 
     def readers_of(self, port: Port) -> list[str]:
-        """Return the ops that read a tensor, once for each of their inputs that does."""
+        """Return the ops that read a tensor, once for each input."""
         return [reader for reader, number in self.readers[port[0]] if number == port[1]]
 
     def touched(self, name: str) -> list[Port]:
         return [*self.data_inputs(name), *((name, port) for port in range(len(self.outputs.get(name, ()))))]
 
     def behind(self, names: Iterable[str]) -> set[str]:
-        """Return the ops that need one of these, themselves included."""
+        """Return the ops that depend on these, themselves included."""
         return reached(names, lambda name: [reader for reader, _ in self.readers[name]])
 
     def above(self, names: Iterable[str], inside: Container[str] | None = None) -> set[str]:
-        """Return the ops, ``inside`` of some, whose results these need, themselves included."""
+        """Return the ops within ``inside`` on which these depend, themselves included."""
         return reached(
             names, lambda name: [n for n, _ in self.data_inputs(name) if inside is None or n in inside]
         )
 
 
 def find_regions(step: FlatStep, graph: TrainingGraph, names: Iterable[str]) -> list[Region] | str:
-    """Return the regions of one layer's dW ops, one for each gradient that takes real work, or why there are
-    none.
+    """Return a region for each gradient of a layer's dW ops that takes real work, or why there is none.
 
-    One each, because XLA waits for a call of one result as late as it can, but for a call of several
-    where it first takes the results apart.  Sums over dO stay where they are: XLA makes them part of the
+    Each region has one result, because XLA waits for such a call as late as it can, but for a call of several
+    results where it first takes them apart.  Sums over dO stay where they are: XLA makes them part of the
     kernel that computes that dO.
 
-    ``graph`` is the classified step with loops lowered: an op that is only there belongs to a loop.
+    ``graph`` is the classified step with loops lowered: an op found only in it belongs to a loop.
     """
     names = list(names)
     outside = [n for n in names if not step.has(graph, n)]
@@ -138,10 +137,10 @@ def find_regions(step: FlatStep, graph: TrainingGraph, names: Iterable[str]) -> 
 
 
 def _parts(step: FlatStep, ops: Sequence[str]) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Return (all ops, those of its own) for each result that takes a contraction of its own.
+    """Return (all ops, own ops) for each result that takes a contraction of its own.
 
-    What several results need stays outside, but views.  Results that share all their contractions
-    (one gradient that is cut into several) are one part.
+    Ops that several results need stay outside, except views.  Results that share all their contractions (one
+    gradient that is cut into several) are one part.
     """
     needs = _needs(step, ops)
     in_use = Counter(name for of in needs.values() for name in of)
@@ -163,10 +162,10 @@ def _parts(step: FlatStep, ops: Sequence[str]) -> list[tuple[tuple[str, ...], tu
 
 
 def _needs(step: FlatStep, ops: Sequence[str]) -> dict[Port, set[str]]:
-    """Return for each result what it is computed from, within ``ops``.
+    """Return for each result the ops within ``ops`` from which it is computed.
 
-    A sum over several contractions (one for each step of an unrolled recurrence) is not waited for:
-    each of its terms is a result, and the sum stays on the main stream.
+    A sum over several contractions (one for each step of an unrolled recurrence) is left out: each of its
+    terms is a result, and the sum stays on the main stream.
     """
     inside, results, cut = set(ops), [], set()
     stack = _results(step, ops, ops)
@@ -189,7 +188,7 @@ def _results(step: FlatStep, own: Iterable[str], ops: Iterable[str]) -> list[Por
 
 
 def is_pure(step: FlatStep, name: str) -> bool:
-    """Return whether it has no state and no call, and only numbers go in and out."""
+    """Return whether an op has no state and no call, and only numbers go in and out."""
     op = step.nodes[name].op
     if is_stateful(op) or op in CALL_OPS - {"StatelessWhile", "StatelessIf"} or op == "Placeholder":
         return False
@@ -198,7 +197,7 @@ def is_pure(step: FlatStep, name: str) -> bool:
 
 
 def has_static_borders(step: FlatStep, name: str) -> bool:
-    """Return whether all tensors that an op reads and makes have sizes that are known."""
+    """Return whether the sizes of all tensors that an op reads and makes are known."""
     return all(
         info is not None and info.shape is not None and None not in info.shape
         for info in map(step.info, step.touched(name))
@@ -225,7 +224,7 @@ def _is_convex(step: FlatStep, chosen: set[str]) -> bool:
 
 
 def region_of(step: FlatStep, ops: tuple[str, ...], own: tuple[str, ...]) -> Region:
-    """Return the region of these ops, with what enters and leaves them."""
+    """Return the region of these ops, with its inputs and results."""
     chosen = set(ops)
     inputs: dict[Port, None] = {}
     constants: dict[Port, np.ndarray[Any, Any]] = {}

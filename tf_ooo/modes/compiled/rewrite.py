@@ -29,8 +29,8 @@ from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.rewriting.lowering import task_ops
 from tf_ooo.rewriting.result import RewriteResult
 
-# Updates that ride on the side stream: part of the call that computes their dW. A call has one result (XLA
-# waits early for a call of several), so what can ride is what leads from dW to one tensor: the new weight of
+# Updates may ride on the side stream, as part of the call that computes their dW. A call has one result (XLA
+# waits early for a call of several), so only ops that lead from dW to one tensor can ride: the new weight of
 # plain gradient descent, the new velocity of momentum. Where a gradient has several readers (Adam's two
 # moments, a global norm) the update stays on the main stream.
 
@@ -44,14 +44,14 @@ _ELEMENTWISE = frozenset(
 
 @dataclass(frozen=True)
 class DeadEndsPass(Pass):
-    """Drops ops that no result and no state needs: they read gradients, too.  ``fetches``: the results."""
+    """Drops ops that no result and no state needs, as they read gradients, too.  ``fetches``: the results."""
 
     fetches: Sequence[str]
     name: ClassVar[str] = "dead_ends"
     relaxes = frozenset({Relaxation.REPLACED_NODES})
 
     def run(self, graph_def: GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Inputs of the graph stay."""
+        """Drop them; inputs of the graph stay."""
         nodes = {node.name: node for node in graph_def.node}
         wanted = [split_input(text)[0] for text in self.fetches]
         wanted += [name for name, node in nodes.items() if is_stateful(node.op) or node.op == "Placeholder"]
@@ -63,7 +63,7 @@ class DeadEndsPass(Pass):
 
 @dataclass(frozen=True)
 class SingleAssignmentPass(Pass):
-    """Makes of ``variable -= x`` ``variable = variable - x``: the same to XLA, bit for bit."""
+    """Turns ``variable -= x`` into ``variable = variable - x``: the same to XLA, bit for bit."""
 
     name: ClassVar[str] = "single_assignment"
     relaxes = frozenset(
@@ -93,7 +93,7 @@ def _split(graph_def: GraphDef, node: node_def_pb2.NodeDef) -> None:
 
 
 def with_updates(step: FlatStep, graph: TrainingGraph, region: Region) -> Region:
-    """Return the region with as much of the update as can ride along; itself where nothing can."""
+    """Return the region with as much of the update as can ride along, possibly nothing."""
     if len(region.outputs) != 1:
         return region
     result, taken = region.outputs[0], set[str]()
@@ -113,7 +113,7 @@ def with_updates(step: FlatStep, graph: TrainingGraph, region: Region) -> Region
 
 
 def _only_reader(step: FlatStep, graph: TrainingGraph, port: Port) -> str | None:
-    """Return the one elementwise op of the update that reads a tensor, of the same shape as the tensor."""
+    """Return the update's only elementwise op that reads a tensor and keeps its shape, or None."""
     readers = set(step.readers_of(port))
     if len(readers) != 1 or port in step.fetches:
         return None
@@ -130,7 +130,7 @@ def _may_ride(step: FlatStep, graph: TrainingGraph, name: str) -> bool:
 
 
 def _early_part(step: FlatStep, graph: TrainingGraph, name: str, port: Port) -> set[str] | None:
-    """Return what else ``name`` is computed from and nothing else needs; None if it waits for backward."""
+    """Return other ops that ``name`` needs and nothing else does, or None if it waits for backward."""
     operands = [producer for producer, number in step.data_inputs(name) if (producer, number) != port]
     before = (graph.ops.get(name) for name in step.above(operands))
     if any(op is not None and op.kind in (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD) for op in before):
@@ -150,10 +150,10 @@ Plan = Callable[[StepToPlan], Schedule]
 
 @dataclass(frozen=True, kw_only=True)
 class StepGraph:
-    """Is one step for XLA to compile, flat but for loops, and what was ``result`` of rewriting it, if it was.
+    """Holds a step for XLA to compile, flat but for loops; ``result``: of its rewriting, if any.
 
-    ``fetches`` are the tensors of its results, ``node:port``; ``variant`` tells graphs of the same step apart
-    whose calls are the same.
+    ``fetches`` are the tensors of its results, ``node:port``; ``variant`` distinguishes graphs of the same
+    step with equal calls.
     """
 
     graph_def: GraphDef
@@ -164,7 +164,7 @@ class StepGraph:
 
     @property
     def key(self) -> Hashable:
-        """Return what is equal for rewrites of one graph that come to the same."""
+        """Return a key that is equal for equal rewrites of one graph."""
         return self.variant, tuple((call.name, call.stream, call.waits_for) for call in self.calls)
 
 
@@ -183,17 +183,17 @@ def rewrite_step(
     store: str = "cost",
     side_updates: bool = False,
 ) -> StepGraph:
-    """Classifies the step, asks ``plan`` which dW go where, and puts those into calls on streams.
+    """Classify the step, ask ``plan`` which dW go where, and put these into calls on streams.
 
     Args:
         graph_def: the graph of the traced step, or of several unrolled in it.
-        dump_dir: folder for the graph after every pass; those before the plan in ``prepared``.
+        dump_dir: folder for the graph after every pass; passes before the plan write to ``prepared``.
         store: who reads stored activations, see ``barriers.activations_to_store``.
-        side_updates: what can of the updates is part of the calls.
+        side_updates: whether calls include as much of the updates as possible.
 
     Raises:
-        GraphError: not a training step, or none of its dW can be moved; says why.
-        PassError: a pass has made something else than it declares.
+        GraphError: not a training step, or none of its dW can be moved; the message says why.
+        PassError: a pass has changed more than it declares.
     """
     started = time.perf_counter()
     step, lowered = _prepared(graph_def, fetches, side_updates, dump_dir)
@@ -299,7 +299,7 @@ def _passes_for(
 def _joins(
     step: FlatStep, steps: Sequence[Parts], by_step: Sequence[Sequence[Call]], moved: Mapping[Port, Port]
 ) -> Iterator[Barrier]:
-    """Return one for each wave of each step's calls: a single one would wait for itself."""
+    """Yield a join for each wave of each step's calls: a single one would wait for itself."""
     for parts, calls in zip(steps, by_step, strict=True):
         for wave in sorted({call.wave for call in calls}):
             name = f"ooo_join_{parts.number}" + (f"_{wave}" if wave else "")
@@ -311,7 +311,7 @@ def _joins(
 
 @dataclass(frozen=True)
 class ColocationsPass(Pass):
-    """Drops what nodes say about standing beside others: XLA places nothing."""
+    """Drops the colocations of nodes: XLA places nothing."""
 
     name: ClassVar[str] = "colocations"
     relaxes = frozenset({Relaxation.NOTES})

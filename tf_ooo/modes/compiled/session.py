@@ -1,5 +1,4 @@
-"""Defines the ways in which one compiled step is rewritten: why some fail, what XLA made of each, what is
-kept."""
+"""Keeps the ways in which one compiled step is rewritten: failures, XLA's modules, and the way kept."""
 
 from __future__ import annotations
 
@@ -40,13 +39,13 @@ _BYTES = "*memory-usage-report.txt"
 
 @dataclass(frozen=True)
 class CompiledModule(Section):
-    """Is one compiled step.
+    """Holds the figures of one compiled step.
 
     Attributes:
         launches: kernels, library calls and copies that a step launches; None where XLA does not say (CPU).
-        in_graphs: how many of them are in CUDA graphs, ``graphs`` of which it makes.
-        on_side_streams: how many run on another stream than the main one; a call inside of a graph does not.
-        total_bytes: bytes of all buffers: inputs, variables, results and what is alive in between.
+        in_graphs: how many of them are in CUDA graphs; ``graphs``: the number of these graphs.
+        on_side_streams: how many run on side streams; a call inside a CUDA graph does not.
+        total_bytes: bytes of all buffers: inputs, variables, results and temporaries.
         flags: XLA's flags, besides those of the process.
     """
 
@@ -59,12 +58,12 @@ class CompiledModule(Section):
 
     @property
     def share_in_graphs(self) -> float | None:
-        """Return a share from 0 to 1; None where nothing is known."""
+        """Return the share of launches in CUDA graphs, from 0 to 1; None if not known."""
         return self.in_graphs / self.launches if self.launches else None
 
     @property
     def text(self) -> str:
-        """Return all of it in one line."""
+        """Return the figures in one line."""
         of_bytes = [] if self.total_bytes is None else [bytes_text(self.total_bytes)]
         if self.launches is None:
             return "".join(of_bytes)
@@ -80,7 +79,7 @@ class CompiledModule(Section):
 
 
 def read_thunks(text: str) -> CompiledModule:
-    """Counts the launches in XLA:GPU's text of its thunks (``thunk_sequence_after_thunk_passes``)."""
+    """Count the launches in XLA:GPU's text of its thunks (``thunk_sequence_after_thunk_passes``)."""
     launches = in_graphs = graphs = beside = 0
     around: list[tuple[int, str]] = []  # indent and kind of this thunk, behind those that it is in
     for match in filter(None, map(_THUNK.match, text.splitlines())):
@@ -100,7 +99,7 @@ def read_thunks(text: str) -> CompiledModule:
 
 
 def read_dump(folder: Path) -> CompiledModule | None:
-    """Return the largest module that XLA wrote there; None where it wrote none."""
+    """Return the largest module that XLA wrote into the folder; None where it wrote none."""
     modules = []
     for path in folder.glob(_BYTES):
         spaces = _TOTAL.findall(path.read_text(errors="replace"))
@@ -114,14 +113,14 @@ def read_dump(folder: Path) -> CompiledModule | None:
 
 
 class CompilerWatch:
-    """Holds what was compiled while it was watched."""
+    """Holds the module that was compiled while it watched."""
 
     module: CompiledModule | None = None
 
 
 @contextmanager
 def watched(flags: Sequence[str] = ()) -> Iterator[CompilerWatch]:
-    """Compilations inside get these flags of XLA; the largest is ``module`` on leaving.
+    """Give compilations inside these XLA flags; on leaving, ``module`` is the largest compiled one.
 
     Raises:
         BackendError: there are flags and this TensorFlow cannot set them; without flags nothing is found.
@@ -181,14 +180,14 @@ class StreamSession(StepSession):
         self._ended = self._stock_has_run = False
 
     def add(self, result: RewriteResult, name: str = REWRITTEN) -> None:
-        """Takes note of a rewritten step; of several of one way the one with most ops is reported."""
+        """Take note of a rewritten step; among several of one way the one with most ops is reported."""
         before = self._results.get(name)
         if before is None or is_larger(result, before):
             self._results[name] = result
 
     @property
     def result(self) -> RewriteResult | None:
-        """Return what became of the step; where one way is kept, of that one."""
+        """Return the result of rewriting; once one way is kept, that way's."""
         if self._kept is not None:
             return self._results.get(self._kept)
         return next(iter(self._results.values()), None)
@@ -199,11 +198,11 @@ class StreamSession(StepSession):
 
     @property
     def stock_peak_bytes(self) -> int:
-        """Return the peak of the stock step as XLA compiles it; asked with a memory limit only."""
+        """Return the stock step's peak as XLA compiles it; only asked with a memory limit."""
         return max(self.stock_bytes.values(), default=0)
 
     def came_out(self, name: str, key: Hashable, module: CompiledModule | None) -> None:
-        """Notes the compiled module of a way; ways that compile to the same key share one."""
+        """Take note of the compiled module of a way; ways that compile to the same key share one."""
         if module is not None:
             self._module_of[key] = module
         if key in self._module_of:
@@ -214,7 +213,7 @@ class StreamSession(StepSession):
         return self.several and not self._ended
 
     def fail(self, error: BaseException, name: str = REWRITTEN) -> None:
-        """Takes note of why a step was not rewritten; of several ways one may fail."""
+        """Take note of why a step was not rewritten; one of several ways may fail."""
         _LOG.debug("%s: not rewritten", name, exc_info=error)
         if self._comparing:
             self._failed.setdefault(name, error)
@@ -228,7 +227,7 @@ class StreamSession(StepSession):
 
     # The controller calls these while ways are compared.
     def run_stock(self, step: Callable[[], Any], choice: str | None) -> Any:
-        """Run it; the first time XLA is asked what it makes of the step, if it compiles it only now."""
+        """Run the stock step; on its first compilation take note of XLA's module."""
         first, self._stock_has_run = not self._stock_has_run, True
         with watched() if first else nullcontext() as watch:
             outputs = step()
@@ -247,7 +246,7 @@ class StreamSession(StepSession):
             report.change(stock_predicted_peak_bytes=modules[STOCK].total_bytes)
 
     def failed(self) -> Iterator[tuple[str, BaseException]]:
-        """Yield the ways that could not be rewritten or compiled, as long as others are compared."""
+        """Yield the ways that could not be rewritten or compiled, while others are still compared."""
         for name, error in list(self._failed.items()):
             if self._comparing:
                 yield name, error
@@ -260,7 +259,7 @@ class StreamSession(StepSession):
         self.decided()
 
     def keeps(self, which: str) -> None:
-        """The report is that of the way that is kept."""
+        """Keep a way: the report is about it from now on."""
         self._kept = which
         self._report.change(way=which if self.several else "")
         if which == CONCURRENT:
@@ -269,8 +268,7 @@ class StreamSession(StepSession):
             fill_plan(self._report, self.result)
 
     def why_stock(self, reason: str, left: Collection[str]) -> str:
-        """Return the reason, with the first error if no way is left, and the share of kernels in CUDA
-        graphs."""
+        """Return the reason, with the first error if no way is left, and the share in CUDA graphs."""
         self._report.change(way="")
         none_left = self._left_out and not set(left) - {STOCK, CONCURRENT}
         if none_left and self.failures.first is None:
@@ -283,7 +281,7 @@ class StreamSession(StepSession):
         return reason
 
     def decided(self) -> None:
-        """From now on there is one way left, and the stock step where that fails."""
+        """Take note that one way is left: if it fails, the stock step runs."""
         self._ended = True
 
 
@@ -301,7 +299,7 @@ def why_not(options: OneDeviceOptions) -> str | None:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error's first line; its last if AutoGraph converted the code: the rest is a traceback."""
+    """Return an error's first line; its last if AutoGraph converted the code, whose rest is a traceback."""
     if isinstance(error, OOOError):
         return str(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]

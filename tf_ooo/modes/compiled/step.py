@@ -27,7 +27,7 @@ _NO_LETTERS = re.compile(r"\W+")
 
 @dataclass(frozen=True)
 class Way:
-    """Is one way to compile a step; ``flags`` are XLA's, besides those of the process."""
+    """Represents one way to compile a step; ``flags`` are XLA's, besides those of the process."""
 
     rewrite: Rewriter
     name: str = REWRITTEN
@@ -38,7 +38,7 @@ STOCK_WAY = Way(unchanged, "stock")
 
 
 class StreamStep:
-    """Is callable like ``function``, compiled by XLA; where it cannot be rewritten, ``stock`` runs.
+    """Stands in the place of ``function``, compiled by XLA; if it cannot be rewritten, ``stock`` runs.
 
     The function reads and writes variables that exist already.
     """
@@ -67,7 +67,7 @@ class StreamStep:
         return outputs
 
     def compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledStep | None:
-        """Return the rewritten step for such inputs; None where there is none, and the session knows why.
+        """Return the rewritten step for such inputs; None if there is none, for a reason the session knows.
 
         Raises MemoryLimitError: neither this step nor the stock step stays within the limit.
         """
@@ -85,7 +85,7 @@ class StreamStep:
         return self._made[key]
 
     def _check_memory(self, compiled: CompiledStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Compiles the step without running it, and the stock step beside it."""
+        """Compile the step without running it, and the stock step for comparison."""
         key, session = compiled.signature, self.session
         limit_bytes = session.options.memory_limit_bytes
         if limit_bytes is None:
@@ -106,15 +106,15 @@ class StreamStep:
         )
 
     def experimental_get_tracing_count(self) -> int:
-        """Count the kinds of inputs that it was made for, as a tf.function does its traces."""
+        """Return the number of kinds of inputs that it was made for, as a tf.function counts traces."""
         return len(self._made)
 
 
 class CompiledStep:
-    """Is one rewritten step, for inputs of fixed shapes.
+    """Represents a rewritten step for inputs of fixed shapes.
 
-    Raises (when made): GraphError where shapes are open, where the step is no training step or none of
-    its dW can be moved; whatever tracing and lowering to HLO raise.
+    Raises (when made): GraphError if shapes are open, the step is no training step, or none of its dW can be
+    moved; also whatever tracing and lowering to HLO raise.
     """
 
     def __init__(self, step: StreamStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -175,7 +175,7 @@ class CompiledStep:
 
 
 def _traced(step: StreamStep, inputs: Packed, key: Hashable) -> FlatTrace:
-    """All ways to compile a step begin with the same trace, or fail as that one did."""
+    """Return the trace that all ways of compiling a step share; if it failed once, it fails for all."""
     known = step.session.traced
     if key not in known:
 

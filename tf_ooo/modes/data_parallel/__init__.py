@@ -18,16 +18,16 @@ __all__ = ["Engine", "connect", "launched_with_workers", "shard"]
 
 
 def connect(engine: str = "auto") -> Engine:
-    """Joins the other processes; ``.rank``, ``.size`` and ``.local_rank`` say which this one is.
+    """Join the other processes; ``.rank``, ``.size`` and ``.local_rank`` say which this one is.
 
-    ``OOOBackprop`` does it by itself.  Call it to know the rank earlier, or before the first tensor
-    with TensorFlow's collectives, which must be set up first.
+    ``OOOBackprop`` calls it by itself.  Call it to know the rank earlier; with TensorFlow's collectives call
+    it before the first tensor is made, as they must be set up first.
     """
     return choose_engine(engine)
 
 
 def shard(*arrays: Any, engine: str = "auto") -> Any:
-    """This rank's part of each array: rows rank, rank + size, ...; the same number on all ranks.
+    """Return this rank's part of each array: rows rank, rank + size, ...; as many on all ranks.
 
     Up to ``size - 1`` rows at the end are left out.
     """

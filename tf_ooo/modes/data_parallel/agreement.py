@@ -1,7 +1,7 @@
-"""Ranks agree: who trains another thing is refused before the first step; all run as many steps.
+"""Lets ranks agree: a rank that trains something else is refused early; all run the same number of steps.
 
-A rank that hears another kind of message than its own knows what the others are doing; none waits for a rank
-that has run out of data or has stopped.
+A rank that receives another kind of message than its own knows what the others are doing, so none waits for a
+rank that has run out of data or has stopped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Kind = TypeVar("Kind", bound=Message)
 
 @dataclass(frozen=True)
 class Description(Message):
-    """Holds what must be the same on all ranks; values are of JSON types, and named by where they are."""
+    """Holds everything that must be equal on all ranks: JSON values under the names of their places."""
 
     versions: Mapping[str, str]
     weights: Sequence[Any]
@@ -56,7 +56,7 @@ def description_of(
     options: Mapping[str, Any],
     batch: Sequence[Any] | None = None,
 ) -> Description:
-    """Describe a built model, and what else its ranks have to agree on."""
+    """Describe a built model, with everything else on which ranks have to agree."""
     used, weights = versions.keras_of(model), keras_fits.argument_of_fit("class_weight")
     of_classes = isinstance(weights, dict)  # keys of JSON are texts
     return Description(
@@ -65,7 +65,7 @@ def description_of(
             "tensorflow": tf.__version__,
             "keras": f"{used.__name__} {used.__version__}",
         },
-        # Keras numbers layers within a process; where they are in the model says which they are.  Keras 2 has
+        # Keras numbers layers within a process, so their place in the model identifies them.  Keras 2 puts
         # the layer's name before the variable's.
         weights=[
             [list(weight.shape), str(weight.dtype), bool(weight.trainable), unnumbered(weight.name)]
@@ -84,7 +84,7 @@ def description_of(
 
 
 def _layer(layer: keras.layers.Layer) -> dict[str, Any]:
-    """Describe a layer; of a user's own class only the class, as its parts have entries of their own."""
+    """Describe a layer; for a user's own class only the class, as its parts have entries of their own."""
     described: dict[str, Any] = {"class": type(layer).__name__}
     if keras_layers.is_kerass_own(layer) and not keras_layers.parts_of(layer)[1:]:
         described |= _settings(layer)
@@ -93,14 +93,14 @@ def _layer(layer: keras.layers.Layer) -> dict[str, Any]:
 
 
 def _settings(part: Any) -> dict[str, Any]:
-    """Return the config of a layer or loss; nothing where it tells none."""
+    """Return the config of a layer or loss; empty if it has none."""
     with contextlib.suppress(NotImplementedError, TypeError, ValueError):
         return dict(json.loads(json.dumps(_nameless(part.get_config()), default=_plain)))
     return {}
 
 
 def _nameless(config: Any) -> Any:
-    """Leave out what may differ: numbered names, drawn seeds, contents of files, sizes of batches."""
+    """Remove what may differ: numbered names, drawn seeds, contents of files, sizes of batches."""
     if isinstance(config, dict) and config.get("class_name") == "__lambda__":
         return "lambda"
     if isinstance(config, dict):
@@ -134,7 +134,7 @@ def _optimizer(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
 
 
 def _without_rates(config: Any) -> Any:
-    """Learning rates are variables, which are broadcast; schedules are not.  Also of optimizers in one."""
+    """Remove learning rates, also of nested optimizers: these are broadcast, but schedules are not."""
     if not isinstance(config, dict):
         return config
     return {
@@ -149,8 +149,7 @@ def _plain(value: object) -> Any:
 
 
 def batch_of(element: object) -> list[Any]:
-    """Return rows, rank and dtype of each tensor of a batch; other dimensions may change from batch to
-    batch."""
+    """Return rows, rank and dtype of each tensor of a batch; other dimensions may vary by batch."""
     tensors = [value for value in tf.nest.flatten(element) if hasattr(value, "shape")]  # sparse ones as one
     shapes = [(tf.as_dtype(tensor.dtype), tf.TensorShape(tensor.shape)) for tensor in tensors]
     return [
@@ -161,7 +160,7 @@ def batch_of(element: object) -> list[Any]:
 
 
 def refuse_different(everyone: Sequence[Mapping[str, Any]]) -> None:
-    """Raises OptionsError, the same on every rank, where any rank's fields are not rank 0's."""
+    """Raise OptionsError, the same on every rank, if any rank's fields are not rank 0's."""
     lines = [
         line
         for rank, theirs in enumerate(everyone)
@@ -173,7 +172,7 @@ def refuse_different(everyone: Sequence[Mapping[str, Any]]) -> None:
 
 
 def differences(who: str, theirs: Any, ours: Any, where: str = "") -> list[str]:
-    """Return each place where two JSON values, the second rank 0's, differ, in words."""
+    """Return in words each place where two JSON values differ, the second of which is rank 0's."""
     parts: list[tuple[Any, Any, str]] = []
     lists = isinstance(theirs, list) and isinstance(ours, list)
     if isinstance(theirs, dict) and isinstance(ours, dict):
@@ -195,7 +194,7 @@ def _text(value: object) -> str:
 
 @dataclass(frozen=True)
 class EpochBegins(Message):
-    """Is told when an epoch begins, with the ``steps`` of this rank, if known."""
+    """Says, when an epoch begins, how many ``steps`` this rank has, if known."""
 
     epoch: int
     steps: int | None
@@ -203,15 +202,14 @@ class EpochBegins(Message):
 
 @dataclass(frozen=True)
 class MayRun(Message):
-    """Is told before each execution, if asked for: this rank has data for so many ``steps``."""
+    """Says before each execution, if asked for, for how many ``steps`` this rank has data."""
 
     steps: int
 
 
 @dataclass(frozen=True)
 class EpochEnds(Message):
-    """Is told when an epoch ends: logs, the samples behind those of training and of validation, the weights'
-    bits."""
+    """Says, when an epoch ends, logs, samples of training and of validation, and the weights' bits."""
 
     logs: Mapping[str, float] = field(default_factory=dict)
     train_samples: float = 0.0
@@ -221,14 +219,14 @@ class EpochEnds(Message):
 
 @dataclass(frozen=True)
 class CallbacksRan(Message):
-    """Is told when all have heard of an epoch: whether one of them has stopped the training."""
+    """Says, after all callbacks of an epoch, whether one of them has stopped the training."""
 
     stop: bool
 
 
 @dataclass(frozen=True)
 class TrainingEnds(Message):
-    """Is told after the last epoch: the weights' bits, which callbacks may have put back; did a step run?"""
+    """Says, after the last epoch, the weights' bits, which callbacks may have changed, and if a step ran."""
 
     weights: int = 0
     trained: bool = True
@@ -238,9 +236,9 @@ class Lockstep:
     """Counts how many steps this rank may run.
 
     Args:
-        asks: before each execution whether all go on, which costs a message but lets one rank alone stop
-            within an epoch.  Done in any case where the number of batches is not known.
-        counts: asks with the batches in hand, whatever numbers are known: the data of one may end earlier.
+        asks: before each execution ask whether all go on, which costs a message but lets one rank alone stop
+            within an epoch.  This is always done if the number of batches is not known.
+        counts: ask with the batches in hand, even if their number is known: one rank's data may end early.
     """
 
     def __init__(self, engine: Engine, asks: bool = False, counts: bool = False) -> None:
@@ -252,7 +250,7 @@ class Lockstep:
         self._told = False
 
     def begin_epoch(self, epoch: int, steps: int | None) -> None:
-        """Agrees on the number of steps of an epoch.  OptionsError: the ranks are at different epochs."""
+        """Agree on the number of steps of an epoch.  OptionsError: the ranks are at different epochs."""
         replies = self._exchange(EpochBegins(epoch, steps))
         if not replies:
             return
@@ -286,12 +284,12 @@ class Lockstep:
         return count
 
     def did_not_run(self, count: int) -> None:
-        """Takes back what :meth:`may_run` allowed: the data had ended."""
+        """Take back what :meth:`may_run` allowed, because the data had ended."""
         if self.left is not None:
             self.left += count
 
     def end_epoch(self, mine: EpochEnds) -> list[EpochEnds]:
-        """Exchange what every rank has to say about the epoch; only ``mine`` if the others have ended."""
+        """Exchange the ranks' messages at the end of an epoch; only ``mine`` if the others have ended."""
         return self._exchange(mine) or [mine]
 
     def stops(self, mine: bool) -> bool:
@@ -299,13 +297,13 @@ class Lockstep:
         return any(reply.stop for reply in self._exchange(CallbacksRan(mine))) or mine or self.others_ended
 
     def end(self, weights: int = 0, trained: bool = True) -> bool:
-        """Says that this rank trains no more; whether all that end now have the same weights."""
+        """Say that this rank trains no more; return whether all that end now have the same weights."""
         replies = self._exchange(TrainingEnds(weights, trained))
         self.trained = not replies or any(reply.trained for reply in replies)
         return len({reply.weights for reply in replies}) <= 1
 
     def _exchange(self, mine: Kind) -> list[Kind]:
-        """Return the ranks' messages of this kind; none if some do something else, so that this is over."""
+        """Return the ranks' messages of this kind; none if some rank does something else, which ends this."""
         while not self.others_ended:
             replies = mine.told(self.engine)
             if all(isinstance(reply, type(mine)) for reply in replies):
@@ -323,8 +321,7 @@ class Lockstep:
 
 
 def ended_early(engine: Engine, missing: int) -> BackendError:
-    """Return the error of a rank that has no data where the others train on: they would wait for it for
-    ever."""
+    """Return the error of a rank without data while the others train on, who would wait for ever."""
     return BackendError(
         f"rank {engine.rank}'s data ended {missing} batches before the end of the epoch that all ranks "
         "agreed on; give fit the right steps_per_epoch"
@@ -332,7 +329,7 @@ def ended_early(engine: Engine, missing: int) -> BackendError:
 
 
 def stopped_alone(engine: Engine, left: int) -> BackendError:
-    """Return the error of a rank that stopped within an epoch, where the others may go on and wait for it."""
+    """Return the error of a rank that stopped within an epoch while others may go on and wait for it."""
     return BackendError(
         f"rank {engine.rank} stopped training {left} steps before the end of the epoch, and the others do "
         "not answer; a callback that may stop some ranks only needs OOOBackprop(lockstep='auto')"

@@ -1,8 +1,8 @@
-"""Orders steps of which XLA compiles each task: functions come in the place of those that were traced.
+"""Orders steps in which XLA compiles each task: new functions replace those that were traced.
 
 TensorFlow takes no new functions from a plug-in, so a function runs op by op when it is traced.  Then it is
-made once more, of the same trace, for batches of one size, as XLA has to know all sizes.  Batches of another
-size go on op by op, but for updates: these have to round alike on all ranks, whatever batches they have.
+made once more from the same trace, for batches of one size, as XLA has to know all sizes.  Batches of other
+sizes run op by op, except for updates, which have to round alike on all ranks, whatever their batches.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Compiled(Message):
 
 @dataclass(frozen=True)
 class _Called:
-    """Holds steps with calls, as a function, and what was made of them."""
+    """Holds steps with calls, as a function, and the graphs behind them."""
 
     function: Callable[[Any], Any]
     result: RewriteResult
@@ -68,14 +68,14 @@ class _Called:
 
 
 class CompiledSteps:
-    """Holds what XLA compiles of ordered steps, on all ranks or on none.
+    """Holds the functions that XLA compiles from ordered steps, on all ranks or on none.
 
     Args:
         source: where steps come from.
         order: puts a graph of them in order.
 
     Attributes:
-        traced: the ordered graphs of what was traced, by the number of its steps.
+        traced: the ordered graphs of traced functions, by their number of steps.
     """
 
     def __init__(self, source: StepSource, order: Order, engine: Engine, report: Report) -> None:
@@ -84,7 +84,7 @@ class CompiledSteps:
         self._kinds, self._called = _KINDS, dict[Any, _Called]()
 
     def compile(self, steps: Unrolled, batch: Any) -> bool:
-        """Compile what was traced, for batches of a spec; return whether all ranks have.  All call it."""
+        """Compile the traced steps for batches of a spec; return whether all ranks have.  All call it."""
         started = time.perf_counter()
         told: list[Compiled] = self._compiled(steps, batch).told(self._engine)
         # No update is compiled where the updates of one rank would round otherwise.
@@ -116,7 +116,7 @@ class CompiledSteps:
         return Compiled(updates=hashlib.sha256(repr(updates).encode()).hexdigest())
 
     def _of_count(self, steps: Unrolled, batch: Any, count: int) -> list[_Called]:
-        """Return what runs so many steps, on any batches first; it is made unless it is there."""
+        """Return the functions for so many steps, first the one for any batch size; make missing ones."""
         zeros, static = _zeros(batch, count), nests.is_static(self._source.element_spec)
         signature = nests.signature(zeros)
         with timing.said(f"compiling the tasks of {count} steps"):
@@ -158,7 +158,7 @@ class CompiledSteps:
 
 
 def _called(concrete: Any, ordered: RewriteResult, kinds: Collection[str], count: int) -> _Called:
-    """Have XLA compile the tasks of these kinds of ordered steps, and return what runs them."""
+    """Have XLA compile the tasks of these kinds in ordered steps; return the functions that run them."""
     tasks = {name: key for name, key in ordered.tasks.items() if key.kind in kinds}
     general = general_names((node.name for node in ordered.graph_def.node), count)
 
@@ -174,9 +174,10 @@ def _called(concrete: Any, ordered: RewriteResult, kinds: Collection[str], count
 
 
 def _guard(graph_def: graph_pb2.GraphDef) -> None:
-    """Have all ops that change something wait for one that fails.
+    """Have all ops with side effects wait for one that fails.
 
-    TensorFlow would run the step on zeros where its own graph optimizers fail, and hand no graph over.
+    Otherwise TensorFlow would run the step on zeros if its own graph optimizers fail, without handing a graph
+    over.
     """
     condition = xla.constant_node(f"{_GUARD}/never", np.array(False))
     opaque = node_def_pb2.NodeDef(
@@ -193,7 +194,7 @@ def _guard(graph_def: graph_pb2.GraphDef) -> None:
 
 
 def _unguarded(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """Return the graph, whose guards let all pass."""
+    """Return the graph with guards that let everything pass."""
     for node in graph_def.node:
         if node.op == "Assert" and node.name.rpartition("/")[2] == _GUARD:
             passes = node_def_pb2.NodeDef(name=node.name, op="NoOp", device=node.device)
@@ -212,11 +213,10 @@ def _zeros(batch: Any, count: int) -> list[Any]:
 
 
 def check_together(one: graph_pb2.GraphDef, other: graph_pb2.GraphDef) -> None:
-    """Raise GraphError where a rank that runs the one graph and a rank that runs the other cannot go
-    together.
+    """Raise GraphError if a rank that runs one graph and a rank that runs the other cannot work together.
 
-    They do with batches of different sizes.  Messages have to be the same, and no message of one rank may
-    wait for what the other sends behind it.
+    Batches of different sizes are allowed.  Messages have to be the same, and no message of one rank may wait
+    for a message that the other sends after it.
     """
     messages, others = _messages(one), _messages(other)
     different = sorted(n for n in messages.keys() | others.keys() if messages.get(n) != others.get(n))
@@ -242,7 +242,7 @@ def check_together(one: graph_pb2.GraphDef, other: graph_pb2.GraphDef) -> None:
 
 
 def _messages(graph_def: graph_pb2.GraphDef) -> Mapping[str, list[bytes]]:
-    """Return what tells the messages of a graph apart: names of ops, and constants beside the data."""
+    """Return what identifies the messages of a graph: names of ops, and constants besides the data."""
     nodes = {node.name: node for node in graph_def.node}
 
     def constants(name: str) -> list[bytes]:

@@ -1,5 +1,4 @@
-"""Runs ``model.fit`` on several processes: gradients averaged, ranks in step, state shared, one timed
-alone."""
+"""Runs ``model.fit`` on several processes: averages gradients, shares state, keeps ranks in step."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ class Averaged:
 
 
 class DataParallelMode:
-    """Keeps ranks that train together; nothing falls back silently: who cannot be averaged must not train."""
+    """Keeps ranks that train together; nothing falls back: without averaging there is no training."""
 
     keeps_stock = False
     compiles = False
@@ -62,7 +61,7 @@ class DataParallelMode:
         self._compiles = False
 
     def join(self) -> Engine:
-        """Return the engine that was asked for, or that of the launcher."""
+        """Return the engine that was asked for, or the launcher's."""
         return choose_engine(self.options.engine)
 
     def check(self, model: keras.Model, steps: int | None) -> None:
@@ -73,7 +72,7 @@ class DataParallelMode:
         self._compiles = self.options.compiles_tasks(as_keras, [home_device()])
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training | None:
-        """All ranks begin; one alone trains in stock order.  OptionsError: a named schedule, run eagerly."""
+        """Begin on all ranks; one alone trains in stock order. OptionsError: eager with a named schedule."""
         engine, averaged = self.join(), self.averaged
         if engine.size == 1:
             self._report = self._new_report(model, engine)
@@ -103,7 +102,7 @@ class DataParallelMode:
         return self._report
 
     def _run_batches(self, ranks: RanksInStep, batches: list[Any], iterator: object) -> Any:
-        """Return the steps of an execution in one function."""
+        """Run the steps of an execution in one function; return their outputs."""
         known = self.scheduled
         if known is not None and known.ranks is not ranks:
             known.begin_fit(ranks)
@@ -119,7 +118,7 @@ class DataParallelMode:
         return Report("data_parallel", str(model.name), environment(model), ranks=engine.size)
 
     def _together(self, model: keras.Model) -> bool:
-        """Return whether steps go into one function of ours; notes why not."""
+        """Return whether steps go into one function of ours; if not, note why."""
         if _runs_eagerly(model):
             if not self.options.may_fall_back:
                 raise OptionsError(
@@ -144,7 +143,7 @@ class DataParallelMode:
 
 
 class OwnSteps(Training):
-    """Sees to what one rank has by itself in a fit."""
+    """Handles the work that each rank does by itself in a fit."""
 
     def __init__(self, mode: DataParallelMode) -> None:
         self._mode = mode
@@ -169,7 +168,7 @@ def averaging_of(engine: Engine, options: RankOptions) -> Averaging:
 
 
 def check_model(model: keras.Model) -> None:
-    """Raises BackendError for a model whose gradients cannot be averaged."""
+    """Raise BackendError for a model whose gradients cannot be averaged."""
     if model.jit_compile is True and not train_function.keras_compiles_by_itself(model):
         raise BackendError(
             "jit_compile=True: XLA cannot communicate; compile the model with jit_compile=False"
@@ -189,14 +188,14 @@ def check_model(model: keras.Model) -> None:
 
 
 class StepByStep:
-    """Takes the place of a training's ``run``; stays for the fits of one model.
+    """Takes the place of a training's ``run``, for all fits of one model.
 
     The first executions of a fit are timed; then some steps of this rank alone are measured and undone.
 
     Args:
         function: the train function that averages, which is traced in executions.
         compare: as of the mode's options.
-        report: gets the seconds.
+        report: receives the seconds.
     """
 
     _run: Callable[[Any], Any]
@@ -215,7 +214,7 @@ class StepByStep:
             self._report.change(steps_s=[])
 
     def __call__(self, iterator: object) -> Any:
-        """Return one execution.  Raises what ``run`` does."""
+        """Return the outputs of one execution.  Raises what ``run`` does."""
         if self._done:
             return self._run(iterator)
         executions = self._ranks.executions_of_fit()
@@ -234,7 +233,7 @@ class StepByStep:
         return outputs
 
     def _beside_alone(self, iterator: object) -> Any:
-        """Return one execution, after steps of this rank alone with its first batch."""
+        """Return the outputs of one execution, after steps of this rank alone with its first batch."""
         ranks, model = self._ranks, self._ranks.model
         together, left = train_function.steps_per_execution(model), ranks.lockstep.left
         batches = train_function.take(iterator, together if left is None else min(together, left))

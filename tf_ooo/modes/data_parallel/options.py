@@ -13,7 +13,7 @@ from tf_ooo.options.base import folder, option, whole_number, yes_no_or_none
 
 @dataclass(frozen=True, kw_only=True)
 class DataParallel(RankOptions, TaskOptions):
-    """Every process trains on its own part of the data; gradients are averaged.
+    """Holds options of data parallel training: each process trains on its own data; gradients are averaged.
 
     >>> callback = tf_ooo.OOOBackprop(tf_ooo.DataParallel(compression="fp16", lockstep="execution"))
 
@@ -22,11 +22,11 @@ class DataParallel(RankOptions, TaskOptions):
     XLA compiles: :class:`tf_ooo.options.TaskOptions`.
 
     Attributes:
-        unroll: at most so many of the model's ``steps_per_execution`` go into one graph, in which no step
-            waits for all of the step before; 1: Keras' own loop; None: 2 to 16, fewer of a large step.
+        unroll: at most so many of the model's ``steps_per_execution`` go into one graph, in which a step
+            begins before all of the last is done; 1: Keras' own loop; None: 2 to 16, fewer of a large step.
         k: reverse_first_k: how many layers' dW wait; None: chosen by simulation from measured costs.
-        compare: measure some steps without the other ranks, too, which are undone, so that the report says
-            how much faster all train than one; None: where that takes less than 5% of the fit.
+        compare: also measure some steps without the other ranks, then undo them, so that the report says how
+            much faster all train than one; None: if that takes less than 5% of the fit.
         dump_dir: folder for the graph after every pass, written by rank 0; None writes nothing.
     """
 

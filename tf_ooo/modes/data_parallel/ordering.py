@@ -51,7 +51,7 @@ _Sent = dict[tuple[int, int], list[str]]
 
 @dataclass(frozen=True)
 class _Ordered:
-    """Is one step, its tasks, and what its nodes have gained."""
+    """Holds one step, its tasks, and the control inputs that its nodes have gained."""
 
     graph: TrainingGraph
     schedule: Schedule
@@ -68,7 +68,7 @@ def order_steps(
     dump_dir: passes.Folder = None,
     with_tasks: bool = False,
 ) -> RewriteResult:
-    """Orders each step by itself, as ``schedule_for`` says for the first of them, by edges within the step.
+    """Order each step by itself, as ``schedule_for`` says for the first one, by edges within the step.
 
     The argument is not changed.  ``planned_for``: the layers that the schedule counts (:func:`layer_keys`);
     None: those of the first step in its order.  ``with_tasks``: the result says which op is of which task.
@@ -76,7 +76,7 @@ def order_steps(
     Raises:
         GraphError: a step is no training step.
         ScheduleError: the schedule is not one of this graph, or the steps have different layers.
-        PassError: a pass fails, or what comes out does not compute what went in.
+        PassError: a pass fails, or its result does not compute the same as its input.
     """
     started = time.perf_counter()
     separated = passes.separating(dump_dir)(graph_def)
@@ -108,9 +108,9 @@ def order_steps(
 
 
 def _tasks(steps: Sequence[_Ordered], graph_def: graph_pb2.GraphDef) -> dict[str, TaskKey]:
-    """Return the tasks of ops that compute; a layer is a stage, the number of the step a micro-batch.
+    """Return the tasks of ops that compute; the stage is the layer, the micro-batch the step's number.
 
-    What several steps have in common belongs to the one that it is marked with.
+    An op that several steps share belongs to the step with which it is marked.
     """
     numbers = dict(zip((node.name for node in graph_def.node), steps_of(graph_def), strict=True))
     return {
@@ -122,7 +122,7 @@ def _tasks(steps: Sequence[_Ordered], graph_def: graph_pb2.GraphDef) -> dict[str
 
 
 def layer_keys(graph_def: graph_pb2.GraphDef, graph: TrainingGraph) -> list[LayerKey]:
-    """Return keys that say which layer is which, in every step and on every rank.
+    """Return keys that identify layers in every step and on every rank.
 
     Names may differ by rank, and the order of layers in parallel branches by graph.  So a layer is the set
     of its variables, as places among all variables in the order in which the step was traced.
@@ -134,7 +134,7 @@ def layer_keys(graph_def: graph_pb2.GraphDef, graph: TrainingGraph) -> list[Laye
 
 
 def numbered_as(schedule: Schedule, numbers: Sequence[int]) -> Schedule:
-    """Put layer ``numbers[i]`` in place of layer ``i``. ScheduleError: it has another number of them."""
+    """Put layer ``numbers[i]`` in place of layer ``i``. ScheduleError: their number differs."""
     stages = {task.stage for task in schedule.lanes.get(COMPUTE, ())}
     if stages != set(range(len(numbers))):
         raise ScheduleError(f"the schedule has {len(stages)} layers, the graph {len(numbers)}")
@@ -174,13 +174,12 @@ def communication_edges(
 ) -> list[tuple[str, str]]:
     """Return edges that make layers communicate in the schedule's order, a certain amount at a time.
 
-    Communication libraries take gradients as they come, and while one is under way they gather what
-    comes into one large message, all of which arrives together.  So a layer is handed over when what
-    was handed over before is through, but for two layers and ``flight_bytes``: ranks negotiate about the
-    next while one is under way.  Where the wanted order is not that of the dW, a layer also waits until the
-    one before it can be handed over.
+    Communication libraries take gradients as they come, and while one is under way they gather the next into
+    one large message, all of which arrives together.  So a layer is handed over when all earlier ones have
+    arrived, except two layers and ``flight_bytes``: ranks negotiate about the next while one is under way.
+    If the wanted order is not that of the dW, a layer also waits until the one before it can be handed over.
 
-    ``parts`` says which slice of its layer an op sends: a slice is treated as a layer is.
+    ``parts`` says which slice of its layer an op sends; slices are treated as layers.
     """
     ready = {task.stage: place for place, task in enumerate(schedule.lanes.get(COMPUTE, ()))}
     sent = _sent(graph, parts or {})
@@ -188,7 +187,7 @@ def communication_edges(
     edges: list[tuple[str, str]] = []
 
     def unit_of(task: Task) -> tuple[int, int]:
-        """Slices that the graph does not have are part of the first."""
+        """Return the unit of a task; slices that the graph does not have are part of the first."""
         return (task.stage, task.part) if (task.stage, task.part) in sent else (task.stage, 0)
 
     def size_bytes(layer: int, part: int) -> float:
@@ -222,7 +221,7 @@ def _sent(graph: TrainingGraph, parts: Mapping[str, int]) -> _Sent:
 
 
 def _through(sizes: list[float], place: int, flight_bytes: float) -> int | None:
-    """Return the place of the latest that has to be through before that at ``place`` goes; None: none has."""
+    """Return the latest place that must have arrived before the one at ``place`` is handed over, or None."""
     flying_bytes = 0.0
     for before in range(place - 1, -1, -1):
         if before < place - 1 and flying_bytes >= flight_bytes:
@@ -232,7 +231,7 @@ def _through(sizes: list[float], place: int, flight_bytes: float) -> int | None:
 
 
 def digest(result: RewriteResult) -> str:
-    """Return a short text that is the same on ranks that run the same order of the same ops."""
+    """Return a short text that is equal on ranks that run the same ops in the same order."""
     graph = result.training_graph
     counts = [len(graph.of_kind(kind)) for kind in OpKind]
     shapes = {variable.name: variable.shape for variable in graph.variables}
@@ -245,10 +244,10 @@ def digest(result: RewriteResult) -> str:
 
 
 def request_to_look(model: keras.Model) -> RewriteRequest[PassResult]:
-    """Keeps the largest graph of unrolled steps as TensorFlow runs it.
+    """Keep the largest graph of unrolled steps as TensorFlow runs it.
 
-    Its ops are separated as those of ordered steps will be, so that what is measured is what will run.
-    ``model`` names its variables.  Raises BackendError: unsupported TensorFlow, or no plug-in.
+    Its ops are separated as in ordered steps, so that the measured ops are those that will run. ``model``
+    names its variables.  Raises BackendError: unsupported TensorFlow, or no plug-in.
     """
     return _request(
         model,
@@ -259,7 +258,7 @@ def request_to_look(model: keras.Model) -> RewriteRequest[PassResult]:
 
 @dataclass(frozen=True)
 class Taken:
-    """Holds a graph that TensorFlow handed over; ``graph_def`` is what it runs, of which nothing does."""
+    """Holds a graph that TensorFlow handed over; ``graph_def``: its replacement, in which no op runs."""
 
     taken: graph_pb2.GraphDef
     graph_def: graph_pb2.GraphDef
@@ -267,7 +266,7 @@ class Taken:
 
 
 def request_to_take(model: keras.Model) -> RewriteRequest[Taken]:
-    """Keeps graphs as TensorFlow would run them, and has it run none.
+    """Keep graphs as TensorFlow would run them, and have it run none.
 
     ``model`` names its variables.  Raises BackendError: unsupported TensorFlow, or no plug-in.
     """
@@ -286,7 +285,7 @@ def request_to_order(
     dump_dir: passes.Folder = None,
     with_tasks: bool = False,
 ) -> RewriteRequest[RewriteResult]:
-    """Make a request that orders each graph as :func:`order_steps`; keeps the result in which most ops moved.
+    """Request that each graph is ordered by :func:`order_steps`; keep the result in which most ops moved.
 
     ``model`` names its variables.  Raises BackendError: unsupported TensorFlow, or no plug-in.
     """
@@ -314,7 +313,7 @@ def _request(
 
 
 def sent_bytes(graph: TrainingGraph, workers: int) -> list[float]:
-    """Return for each layer the bytes of an allreduce that sends as much; if not known, its weights'."""
+    """Return for each layer its allreduced bytes; if not known, the bytes of its weights."""
     weights = [weight_bytes for weight_bytes, _ in variable_bytes(graph, [])]
     return [
         _sent_by(graph, layer.communication_ops, workers) or weight_bytes
@@ -323,12 +322,12 @@ def sent_bytes(graph: TrainingGraph, workers: int) -> list[float]:
 
 
 def with_weight_bytes(layers: Iterable[LayerCosts], sizes: Iterable[float]) -> tuple[LayerCosts, ...]:
-    """Plans count what is sent as weights; reports have weights."""
+    """Return layers whose weight bytes are those sent, as plans count them; reports show real weights."""
     return tuple(replace(layer, weight_bytes=size) for layer, size in zip(layers, sizes, strict=True))
 
 
 def _sent_by(graph: TrainingGraph, names: Sequence[str], workers: int) -> float:
-    """Return 0 where something is sent of which no size, or in a way of which no cost, is known."""
+    """Return the bytes sent by these ops, 0 if a size or the cost of a way of sending is not known."""
     total = 0.0
     for op in (graph.ops[name] for name in names):
         if op.type in _REDUCES or op.type in _GATHERS:

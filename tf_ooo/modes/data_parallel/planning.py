@@ -1,4 +1,4 @@
-"""Plans the order to run, of measured costs and link, on rank 0 for all; simulates what fewer ranks take."""
+"""Plans the order from measured costs and link, on rank 0 for all; simulates fewer ranks, too."""
 
 from __future__ import annotations
 
@@ -46,18 +46,19 @@ _MESSAGES, _STREAM_BYTES = 6, 4 * 1024**2
 _REPEATS = 3
 # The share of the best bandwidth that is worth messages four times as large.
 _GOOD = 0.85
-# So many bytes are under way at least: streams are measured while nothing computes, and where something does,
-# what hands the next message over waits for its turn. Steps of a BERT of 64 small layers, 410 Mbit/s: stock
-# 1.00, with 64 KiB under way 0.98, 1 MiB 1.06, 2 MiB 0.99.
+# At least so many bytes are under way: streams are measured while nothing computes, but during computation
+# the op that hands the next message over waits for its turn. Steps of a BERT of 64 small layers at 410
+# Mbit/s: stock 1.00, with 64 KiB under way 0.98, 1 MiB 1.06, 2 MiB 0.99.
 _LEAST_FLIGHT_BYTES = 1024**2
 _SEARCH_S, _SLICED_SEARCH_S = 5.0, 2.0
 # Computing may take so many times what the profiler showed; the range of a factor is halved so often.
 _FACTORS, _HALVINGS = (1 / 4, 4.0), 16
 # A predicted gain below this is within what the model of a step leaves out: slices have to promise more.
 WORTH = 0.02
-# With less ``"auto"`` tries the stock order with gradients handed over in turn, which no simulation tells
-# from stock, and which gained -1 to 9% on each of five networks.  Turns may tell far more than is predicted:
-# where a busy machine had disturbed the profile of a VGG-16, that was 1.4%, and the order gained 19%.
+# With a smaller predicted gain ``"auto"`` tries the stock order with gradients handed over in turn, which no
+# simulation tells from stock, and which gained -1 to 9% on each of five networks.  Turns may gain far more
+# than predicted: when a busy machine had disturbed the profile of a VGG-16, 1.4% was predicted and 19%
+# gained.
 TRIED = 0.005
 ALONE = "a rank alone"
 # Batches of so many times the rows.
@@ -69,7 +70,7 @@ StepSeconds = Callable[[int, int], float]
 
 @dataclass(frozen=True)
 class PlannedGain:
-    """Is a plan, and the predicted seconds of a step in the stock order."""
+    """Holds a plan, and the predicted seconds of a step in the stock order."""
 
     plan: Plan
     stock_s: float
@@ -77,9 +78,9 @@ class PlannedGain:
 
 @dataclass(frozen=True)
 class MeasuredLink:
-    """Holds what the ranks' allreduces reach when they follow one another as those of a step do.
+    """Holds the link as the ranks' allreduces use it when they follow one another as in a step.
 
-    The bandwidth between neighbours of the ring holds what ranks negotiate meanwhile; ``flight_bytes`` is the
+    The bandwidth between neighbours of the ring includes the ranks' negotiation; ``flight_bytes`` is the
     smallest amount under way that reaches most of the best bandwidth while a device computes.
     """
 
@@ -88,17 +89,17 @@ class MeasuredLink:
 
 
 def measure_allreduce(engine: Engine) -> MeasuredLink:
-    """Times streams of messages of several sizes; all ranks call it.  CostError: nothing can be told."""
+    """Time streams of messages of several sizes; all ranks call it.  CostError: the times show no link."""
     seconds = {size: _seconds_each(engine, size) for size in _SIZES}
     return link_from(seconds, engine.size)
 
 
 def most_seconds(step_s: float, gradient_bytes: float) -> float:
-    """Return about what :func:`measure_allreduce` and :func:`make_plan` take at most.
+    """Estimate the most seconds that :func:`measure_allreduce` and :func:`make_plan` take.
 
     Args:
-        step_s: seconds of a step that exchanges so many bytes of gradients: no link is slower than they show.
-        gradient_bytes: where they are few a step's time is that of its messages' number, not of their size.
+        step_s: seconds of a step that exchanges ``gradient_bytes``, which bound the link's slowness.
+        gradient_bytes: if they are few, the number of messages determines the time, not their size.
     """
     sent_bytes = (1 + _REPEATS) * sum(_count(size) * size for size in _SIZES)
     return _SEARCH_S + 2 * _SLICED_SEARCH_S + step_s * sent_bytes / max(gradient_bytes, _SIZES[-1] / 4)
@@ -122,7 +123,7 @@ def _count(size: int) -> int:
 
 
 def _seconds_each(engine: Engine, size: int) -> float:
-    """Return seconds of one of some allreduces, each of which begins when the last but one is through."""
+    """Return the seconds of one allreduce in a stream in which at most two are under way."""
 
     def stream(tensor: tf.Tensor) -> Any:
         done: list[Any] = []
@@ -143,7 +144,7 @@ def _seconds_each(engine: Engine, size: int) -> float:
 
 
 def one_step(graph_def: graph_pb2.GraphDef) -> tuple[list[LayerKey], graph_pb2.GraphDef, TrainingGraph]:
-    """Return the layers of one step, as plans number them, and the step. GraphError: it is none."""
+    """Return the layers of one step, as plans number them, and the step. GraphError: not a step."""
     step = split_steps(graph_def)[0]
     graph = classify_graph_def(step)
     return layer_keys(step, graph), step, graph
@@ -152,11 +153,11 @@ def one_step(graph_def: graph_pb2.GraphDef) -> tuple[list[LayerKey], graph_pb2.G
 def calibrated(
     layers: Sequence[LayerCosts], link: Link, workers: int, step_s: float
 ) -> tuple[tuple[LayerCosts, ...], Link]:
-    """Return costs with which a single step in the stock order is predicted to take ``step_s``, as it did.
+    """Return costs with which a single step in the stock order is predicted to take ``step_s``, as measured.
 
-    Ops are slower under the profiler, and other ops and what communicates take their cores meanwhile: so the
-    seconds of computing all change by one factor.  The link was measured by itself: only where no factor up
-    to 4 will do, as where the link alone takes longer than the step, does it change too, as much.
+    Ops are slower under the profiler, and other ops and communication take their cores meanwhile: so all
+    seconds of computing change by one factor.  The link was measured by itself: only if no factor up to 4 is
+    enough, for instance if the link alone takes longer than the step, does it change by a factor, too.
     """
 
     def stock_s(factor: float) -> float:
@@ -174,8 +175,7 @@ def calibrated(
 def as_measured(
     costs: CostTable, graph: TrainingGraph, link: Link, workers: int, step_s: float
 ) -> tuple[tuple[LayerCosts, ...], CostTable]:
-    """Return :func:`calibrated` costs, in which weights are what is sent, and a report's, which has
-    weights."""
+    """Return :func:`calibrated` costs, whose weights are the bytes sent, and a report's with real weights."""
     sending = with_weight_bytes(costs.layers, sent_bytes(graph, workers))
     layers, between = calibrated(sending, link, workers, step_s)
     own_bytes = [layer.weight_bytes for layer in costs.layers]
@@ -183,7 +183,7 @@ def as_measured(
 
 
 def factor_for(seconds_of: Callable[[float], float], wanted_s: float, between: tuple[float, float]) -> float:
-    """Return the factor, between two, with which something that grows with it takes so many seconds."""
+    """Return the factor within ``between`` for which ``seconds_of(factor)`` is ``wanted_s``, by bisection."""
     low, high = between
     for _ in range(_HALVINGS):
         factor = math.sqrt(low * high)
@@ -195,12 +195,12 @@ def factor_for(seconds_of: Callable[[float], float], wanted_s: float, between: t
 
 
 def needs_costs(schedule: str, options: Iterable[str]) -> bool:
-    """Return whether a policy, or ``"auto"``, has to be told costs where these options are given."""
+    """Return whether a policy, or ``"auto"``, needs costs with these options."""
     return schedule == "auto" or policy_named(schedule, MODE).needs.costs_with(options)
 
 
 def plain_schedule(layers: int, policy: str, workers: int, options: Mapping[str, Any]) -> Schedule:
-    """Return a schedule of so many layers for which no costs are needed; it is not simulated."""
+    """Return a schedule of so many layers that needs no costs; it is not simulated."""
     problem = _problem([LayerCosts(1.0, 1.0, 1.0, weight_bytes=1)] * layers, Link(), workers)
     asked = policy_named(policy, MODE)
     return as_asked(asked, _told(asked, problem, options)).trial.schedule
@@ -215,15 +215,15 @@ def make_plan(
     slice_bytes: float = 0.0,
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> PlannedGain:
-    """Return the policy's plan, or for ``"auto"`` the fastest of all that order communication; where none of
-    them is predicted to gain anything, the stock order, whose gradients are handed over in turn.
+    """Return the policy's plan, for ``"auto"`` the fastest of all that order communication.  If none is
+    predicted to gain, it is the stock order with gradients handed over in turn.
 
     Args:
         layers: costs of one step.
         link: between neighbours of the ring.
         workers: the ranks.
         schedule: a policy's name, or ``"auto"``.
-        steps: run together; the barrier after the last of them is part of the prediction.
+        steps: how many run together; the barrier after the last is part of the prediction.
         slice_bytes: the smallest slices that use the link well, for policies that may cut gradients; 0: none.
         options: the policy's options.
     """
@@ -256,12 +256,12 @@ def make_plan(
 
 
 def predicted_gain(step_s: float, stock_s: float | None) -> float:
-    """Return the share of the stock order's step that a planned one is predicted to save; 0: not known."""
+    """Return the share of the stock step that a plan is predicted to save; 0: not known."""
     return 1 - step_s / stock_s if stock_s else 0.0
 
 
 def stock_step_s(layers: Sequence[LayerCosts], link: Link, workers: int, steps: int) -> float:
-    """Return predicted seconds of a step in the stock order; so many ``steps`` run together."""
+    """Return the predicted seconds of a stock step when so many ``steps`` run together."""
     problem = _told(STOCK_ORDER, _problem(layers, link, workers), {"barrier": steps == 1})
     return as_asked(STOCK_ORDER, problem, step_time_of(steps)).step_s
 
@@ -271,7 +271,7 @@ def _problem(layers: Sequence[LayerCosts], link: Link, workers: int) -> Problem:
 
 
 def _told(policy: Policy, problem: Problem, given: Mapping[str, Any]) -> Problem:
-    """A policy is told what the graph can be made to do, communicate in a given order, and what is given."""
+    """Add to a policy's options the given ones and what the graph can do: communicate in a given order."""
     options = {"communication": "ordered", "slice_bytes": 0, "budget_s": _SEARCH_S, **given}
     if "k" in options:  # no more than all layers can wait
         options["k"] = min(options["k"], len(problem.layers))
@@ -280,12 +280,12 @@ def _told(policy: Policy, problem: Problem, given: Mapping[str, Any]) -> Problem
 
 
 def step_time_of(steps: int) -> StepTime:
-    """Return seconds of one of some steps that run together and end together."""
+    """Return how to compute the seconds of one of some steps that run and end together."""
     return StepTime(lambda timeline: timeline.makespan_s / steps, steps)
 
 
 def note_alone(report: Report, alone_s: list[float], ranks: RanksInStep, steps: int = 1) -> None:
-    """Note this rank's time alone; rank 0 says so where all together are slower.
+    """Note this rank's time alone; rank 0 warns if all together are slower.
 
     ``steps`` go into one function.
     """
@@ -298,7 +298,7 @@ def note_alone(report: Report, alone_s: list[float], ranks: RanksInStep, steps: 
 
 
 def _advice(report: Report, steps: int, gain: Gain) -> str:
-    """Advise by simulation of costs, where they were measured."""
+    """Return advice from simulated costs, if they were measured."""
     alone_s, together_s = statistics.median(report.alone_s), statistics.median(report.running_s)
     step_s = from_times(report.ranks, alone_s, together_s)
     if report.costs is not None:
@@ -309,12 +309,12 @@ def _advice(report: Report, steps: int, gain: Gain) -> str:
 
 
 def advice(ranks: int, alone_s: float, step_s: StepSeconds, gain: Gain) -> str:
-    """Return one line: how much slower, and how many ranks, or how large batches, to take.
+    """Return one line: how much slower it is, and how many ranks, or how large batches, to take.
 
     Args:
-        ranks: that train now.
-        alone_s: seconds of one rank's step without the others; of larger batches as many times more.
-        step_s: predicts the seconds of a step of so many ranks with so many times the rows.
+        ranks: how many train now.
+        alone_s: seconds of one rank's step without the others; in proportion for larger batches.
+        step_s: predicts a step's seconds from the number of ranks and the factor of rows.
         gain: as measured.
     """
     best, best_ranks, best_rows = 1.0, 1, 1
@@ -338,9 +338,9 @@ def from_times(ranks: int, alone_s: float, together_s: float) -> StepSeconds:
 def from_costs(
     layers: Sequence[LayerCosts], link: Link, alone_s: float, together_s: float, ranks: int, steps: int
 ) -> StepSeconds:
-    """Simulate the stock order, with costs of layers that are made to fit both measured times.
+    """Simulate the stock order, with costs of layers fitted to both measured times.
 
-    Work is scaled by what a rank takes alone, messages by what all take.  OOOError: it cannot be simulated.
+    Work is scaled to a rank's seconds alone, messages to those of all.  OOOError: it cannot be simulated.
     """
     factor = alone_s / max(sum(layer.busy_s + layer.update_s for layer in layers), 1e-9)
     fitted = [layer.slowed(factor) for layer in layers]

@@ -1,4 +1,4 @@
-"""Profiles single steps on all ranks; then rank 0 plans, and all take its plan."""
+"""Profiles single steps on all ranks; then rank 0 plans, and all adopt its plan."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RankFunctions:
     """Makes functions of a model's step, which averages its gradients over all ranks.
 
     Attributes:
-        source: the step as the model has it.
+        source: the model's own step.
     """
 
     def __init__(self, ranks: RanksInStep) -> None:
@@ -44,12 +44,12 @@ class RankFunctions:
         self.source = self._source_with(self.averaging.wrap(self.model))
 
     def sliced(self, slices: Mapping[str, int]) -> StepSource:
-        """Return the step traced anew, with gradients that travel in slices."""
+        """Return the step traced anew, with gradients sent in slices."""
         wrap, cut = self.averaging.wrap(self.model), self.averaging.slices.wrap
         return self._source_with(lambda train_step: cut(wrap(train_step), slices))
 
     def alone(self) -> StepSource:
-        """Return the step of this rank, which tells the others nothing."""
+        """Return this rank's step without communication."""
         return self._source_with(lambda train_step: train_step)
 
     def _source_with(self, wrap: Wrapper) -> StepSource:
@@ -58,7 +58,7 @@ class RankFunctions:
     def unrolled(
         self, source: StepSource, steps: int, tracing: Callable[[], AbstractContextManager[Any]] = nullcontext
     ) -> Unrolled:
-        """Return so many steps in one function; rank 0 says when they are traced."""
+        """Return so many steps in one function; rank 0 says on stderr when they are traced."""
         unrolled = Unrolled(source, steps, tracing)
         if self.engine.rank == 0:
             unrolled.around_traces = lambda count: timing.said(f"tracing {count} steps in one function")
@@ -66,7 +66,7 @@ class RankFunctions:
 
 
 class RewrittenSteps(Generic[ResultT]):
-    """Holds steps whose graphs a request rewrites; where no request can be made, ``failed`` says why."""
+    """Holds steps whose graphs a request rewrites; if no request can be made, ``failed`` says why."""
 
     def __init__(
         self,
@@ -85,12 +85,12 @@ class RewrittenSteps(Generic[ResultT]):
 
     @property
     def result(self) -> ResultT | None:
-        """Return the largest graph's; None: no graph was rewritten."""
+        """Return the result of the largest graph; None: no graph was rewritten."""
         return None if self._request is None else self._request.result
 
     @property
     def latest(self) -> ResultT | None:
-        """Return the latest graph's; None: no graph was rewritten."""
+        """Return the result of the latest graph; None: no graph was rewritten."""
         return None if self._request is None else self._request.latest
 
     @property
@@ -113,9 +113,9 @@ class Ordered(Message):
 
 
 class OrderedSteps:
-    """Holds steps in a planned order, which all ranks run alike or none does.
+    """Holds steps in a planned order, which either all ranks run or none does.
 
-    ``compiled``: what XLA compiles of them; None: nothing is to be.
+    ``compiled``: the functions that XLA compiles; None: none are to be.
     """
 
     def __init__(self, rewritten: RewrittenSteps[RewriteResult], engine: Engine, report: Report) -> None:
@@ -145,12 +145,12 @@ class OrderedSteps:
         return failed
 
     def compile(self, batch: Any) -> None:
-        """Have XLA compile what was traced, for batches like this one; all ranks call it together."""
+        """Have XLA compile the traced steps for batches like this one; all ranks call it together."""
         if self.compiled is not None and not self.compiled.compile(self.steps, batch):
             self.compiled = None
 
     def _fill_report(self) -> None:
-        """Fill in the graph; what was planned and predicted for it stays."""
+        """Fill in the graph; the plan and its predictions stay."""
         report = self._report
         predicted_s, timeline, planned_s = report.predicted_step_s, report.timeline, report.plan_seconds
         fill_plan(report, self.rewritten.result)
@@ -185,11 +185,11 @@ class Single:
 
 
 class Profiling(Training):
-    """Runs one step at a time: the first traces; for costs rank 0 profiles some, and some are timed.
+    """Runs single steps: the first traces; for costs rank 0 profiles some, and some are timed.
 
     Args:
-        together: steps of the functions that are planned.
-        take: is told of the plan, or why there is none, on all ranks.
+        together: the number of steps in the planned functions.
+        take: called on all ranks with the plan, or with the reason for having none.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class Profiling(Training):
         return outputs
 
     def restore(self) -> Sequence[str]:
-        """End a profile under way; the next fit profiles anew."""
+        """End a running profile; the next fit profiles anew."""
         self._profiler.close()
         if self._profiled <= 1 + MOST_STEPS:
             self._profiled = min(self._profiled, 1)
@@ -239,7 +239,7 @@ class Profiling(Training):
         self._failed = str(error)
 
     def _plan(self) -> None:
-        """Rank 0 plans; all ranks take what it says."""
+        """Have rank 0 plan; all ranks adopt its plan."""
         started, link, plan = time.perf_counter(), None, Planned()
         try:
             link = planning.measure_allreduce(self._engine) if self._needs_costs else None  # by all ranks

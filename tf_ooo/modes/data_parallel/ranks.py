@@ -1,5 +1,4 @@
-"""Keeps the ranks of a fit in step: same state at the beginning, as many steps, same logs at the end of an
-epoch."""
+"""Keeps the ranks of a fit in step: the same state at first, as many steps, the same logs of an epoch."""
 
 from __future__ import annotations
 
@@ -40,20 +39,20 @@ _REPLACED = (
 
 
 class RanksInStep(Training):
-    """This rank among those that train one model; its methods are called on all ranks.
+    """Represents this rank among those that train one model; its methods are called on all ranks.
 
     Args:
         own: the training of this rank by itself.
         options: ``lockstep``, ``stop_timeout_s``, ``weighting``.
-        agreed: what all ranks' options must have in common.
-        steps: of an epoch of this rank, if known.
+        agreed: the options that must be equal on all ranks.
+        steps: how many an epoch of this rank has, if known.
 
     Attributes:
-        step: in the place of the train function, from :meth:`begin` on.
-        execute: runs the step; whoever times executions takes its place.
+        step: takes the place of the train function, from :meth:`begin` on.
+        execute: runs the step; code that times executions replaces it.
         element_spec: the spec of all ranks' batches, from the first batch on.
         batch_rows: how many this rank's first batch has.
-        batch: the specs of its tensors; None: there is none.
+        batch: the specs of that batch's tensors; None: there is none.
     """
 
     step: ParallelStep
@@ -84,15 +83,15 @@ class RanksInStep(Training):
         self._executions_before = 0
 
     def steps_of_fit(self) -> int | None:
-        """Return the steps of all epochs of the fit together; None: nobody knows."""
+        """Return the number of steps in all epochs of the fit; None: nobody knows."""
         return self._of_fit(1)
 
     def executions_of_fit(self) -> int | None:
-        """Return the executions of a fit, each of ``steps_per_execution`` steps; None: nobody knows."""
+        """Return the number of executions of ``steps_per_execution`` steps in the fit; None: nobody knows."""
         return self._of_fit(train_function.steps_per_execution(self.model))
 
     def _of_fit(self, together: int) -> int | None:
-        """Return None where some rank does not know how many epochs there are, or how long one is."""
+        """Return their number; None if some rank does not know its epochs or the length of one."""
         epochs: int | None = self._agreed["epochs"]
         of_epoch = self.lockstep.of_epoch
         if epochs is None or of_epoch is None:
@@ -102,7 +101,7 @@ class RanksInStep(Training):
     def begin(
         self, function: Callable[[Any], Any], on_batches: Callable[[list[Any], Any], Any] | None
     ) -> None:
-        """Agrees on the first epoch; ``function`` and ``on_batches`` are as of :class:`ParallelStep`."""
+        """Agree on the first epoch; ``function`` and ``on_batches`` are as of :class:`ParallelStep`."""
         known = self._steps is not None
         self.step = ParallelStep(
             function, self.engine, self.lockstep, self.model, self._share, self._verify, on_batches, known
@@ -124,7 +123,7 @@ class RanksInStep(Training):
         return self.execute(given)
 
     def restore(self) -> Sequence[str]:
-        """Leave the other ranks; traces that average are forgotten."""
+        """Leave the other ranks; forget traces that average."""
         self.engine.leave()
         lost = self._own.restore()
         self.forget_traces()
@@ -161,7 +160,7 @@ class RanksInStep(Training):
         variables.broadcast_state(engine, variables.shared_variables(model, optimizers))
 
     def _verify(self) -> None:
-        """Check after the first step: something must have been averaged, and all that was updated."""
+        """Check after the first step that something was averaged, and all that was updated was."""
         if not self.averaging.averaged and not self.averaging.left_alone:
             raise BackendError(
                 "no gradient was averaged: train_step applies none through a Keras optimizer that is an "
@@ -183,7 +182,7 @@ class RanksInStep(Training):
             )
 
     def epoch_begin(self, epoch: int) -> None:
-        """Agrees on the steps of this epoch."""
+        """Agree on the steps of this epoch."""
         with naming_the_lost(self.engine, "at the start of an epoch"):
             self.lockstep.begin_epoch(epoch, self._steps)
         self._executions_before = self.step.executions
@@ -193,7 +192,7 @@ class RanksInStep(Training):
         self._train_samples = keras_fits.samples_seen(self.model)
 
     def epoch_logs(self, epoch: int, logs: dict[str, Any]) -> bool:
-        """Averages the logs, in place, weighted by samples; looks whether the ranks have drifted apart.
+        """Average the logs in place, weighted by samples; check whether the ranks have drifted apart.
 
         False: no step ran, as some rank has no data left or has ended its training.
         """
@@ -219,15 +218,15 @@ class RanksInStep(Training):
         return True
 
     def epoch_end(self, epoch: int) -> None:
-        """All stop where a callback has stopped one."""
+        """Stop on all ranks if a callback has stopped one."""
         with naming_the_lost(self.engine, "at the end of an epoch"):
             self.model.stop_training = self.lockstep.stops(bool(self.model.stop_training))
 
     def _in_time(self, mine: EpochEnds) -> list[EpochEnds]:
-        """Exchange what the ranks say at the end of an epoch.
+        """Exchange the ranks' messages at the end of an epoch.
 
-        Where data end, or a callback stops, before the steps that were agreed on, this may be so for this
-        rank alone: the others wait for its gradients and do not answer.
+        If this rank ends before the agreed steps, by its data or a callback, it may be the only one: then the
+        others wait for its gradients and do not answer.
         """
         missing = 0 if self.lockstep.others_ended else self.lockstep.left or 0
         answer: Future[list[EpochEnds]] = Future()
@@ -260,11 +259,11 @@ class RanksInStep(Training):
         return replies
 
     def replaced(self) -> None:
-        """Raises BackendError: something else than our step has trained."""
+        """Raise BackendError because something other than our step has trained."""
         raise BackendError(_REPLACED)
 
     def ended(self) -> None:
-        """Tells the other ranks; callbacks may have put weights back, each rank's its own."""
+        """Tell the other ranks; callbacks may have put weights back, each rank its own."""
         self._own.ended()
         try:
             weights = variables.checksum(self.model.trainable_weights)
@@ -280,7 +279,7 @@ class RanksInStep(Training):
             _LOG.warning("%s; that was after the last epoch: the weights hold all of its updates", who)
 
     def _share_without_a_step(self) -> bool:
-        """All epochs were trained before: the others take over what rank 0 has restored, if they can."""
+        """If all epochs were trained before, have other ranks take over rank 0's restored state."""
         optimizers = variables.optimizers_of(self.model)
         variables.build_optimizer(self.model)
         shared = variables.shared_variables(self.model, optimizers)
@@ -291,13 +290,13 @@ class RanksInStep(Training):
         return True
 
     def forget_traces(self) -> None:
-        """Do so once a step has run: its parts would go on averaging."""
+        """Forget traces once a step has run, as its parts would go on averaging."""
         if self.step.prepared:
             forget_traces(self.model)
 
 
 def _averaged(replies: Sequence[EpochEnds]) -> dict[str, float]:
-    """Return logs of training and of validation, each weighted by their own samples."""
+    """Return logs of training and of validation, each weighted by its own samples."""
 
     def averaged(of_test: bool, samples: list[float]) -> dict[str, float]:
         logs = [{k: v for k, v in reply.logs.items() if k.startswith("val_") == of_test} for reply in replies]
@@ -308,19 +307,19 @@ def _averaged(replies: Sequence[EpochEnds]) -> dict[str, float]:
 
 
 class ParallelStep:
-    """Is callable in place of the train function.
+    """Stands in the place of the train function.
 
     Args:
         function: the train function that averages.
-        on_batches: called with the batches of an execution and their iterator in place of ``function``, if
-            given: what runs several steps together must not run out of data in the middle.
+        on_batches: if given, called instead of ``function`` with the batches of an execution and their
+            iterator: several steps in one function must not run out of data in the middle.
         prepare: called once, with the first batch and the iterator, before the first step of a ``fit``.
         verify: called once, after that step.
-        steps_known: ``fit`` knows how many steps an epoch has.
+        steps_known: whether ``fit`` knows how many steps an epoch has.
 
-    Raises (from a call): whatever the step raises; StopIteration where the epoch is over for some rank
-    (Keras 2 would end all training if it expects more steps: it gets the last logs once more, without a
-    step); BackendError when another rank is gone.
+    Raises (from a call): whatever the step raises; StopIteration if the epoch is over for some rank (Keras 2
+    would end all training if it expects more steps: it gets the last logs again without a step); BackendError
+    if another rank is gone.
     """
 
     def __init__(
@@ -342,7 +341,7 @@ class ParallelStep:
         self._fit_expects_more = steps_known and keras_fits.ends_training_without_data(model)
 
     def __call__(self, iterator: object) -> Any:
-        """Return one execution: ``steps_per_execution`` steps, or as many as all ranks have data for."""
+        """Run ``steps_per_execution`` steps, or as many as all ranks have data for; return the outputs."""
         with naming_the_lost(self.engine, f"in execution {self.executions + 1}"):
             return self._run(iterator)
 

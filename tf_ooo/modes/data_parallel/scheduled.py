@@ -1,4 +1,4 @@
-"""Runs unrolled steps in the stock order and in a planned one; all ranks change over together."""
+"""Runs unrolled steps in the stock order and in a planned one; all ranks switch together."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("tf_ooo")
 _SINGLE = "single"
-# The steps in another order, and a single one, which is profiled, are traced. The first takes up to 1.4 times
-# as long as the stock order's, as it is also rewritten; the second less than half of it.
+# The ordered steps and a single one, which is profiled, are traced. The first trace takes up to 1.4 times as
+# long as the stock order's, as it is also rewritten; the second less than half of it.
 _TRACES = 2
 # One step at a time is taken if it is faster by more than this: its times are few.
 _CLEARLY = 0.98
@@ -49,13 +49,13 @@ Batches = Sequence[Any]
 
 
 class ScheduledSteps:
-    """Is callable with the batches of an execution.
+    """Stands in the place of a function of an execution's batches.
 
-    All ranks enter each phase at the same execution.  Whatever goes wrong on one rank keeps all of them in
-    the stock order.
+    All ranks enter each phase at the same execution.  An error on one rank keeps all of them in the stock
+    order.
 
     ``options``: ``schedule`` and its own, ``unroll``, ``profile_steps``, ``strict``, ``dump_dir``.
-    ``compiles``: XLA is to compile the tasks of ordered steps.
+    ``compiles``: whether XLA is to compile the tasks of ordered steps.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class ScheduledSteps:
         self.experiment = Experiment(self._stock_first() if waits else self._profiling())
 
     def _stock_first(self, trace_s: float = 0.0) -> StockFirst:
-        """Return the stock steps of one fit; all ranks come to their end after the same execution.
+        """Return the stock phase of one fit, which ends on all ranks after the same execution.
 
-        ``trace_s``: what tracing them took in an earlier fit, by the slowest rank; 0: they were not traced.
+        ``trace_s``: seconds of tracing them in an earlier fit on the slowest rank; 0: not traced.
         """
         ranks, together = self.ranks, self._of_execution(self.ranks.lockstep.of_epoch)
         budget = Budget(_TRACES, ranks.executions_of_fit(), together, trace_s, steps=ranks.steps_of_fit())
@@ -103,7 +103,7 @@ class ScheduledSteps:
         return Profiling(self.functions, self.options, self.report, self.steps, self.take)
 
     def begin_fit(self, ranks: RanksInStep) -> None:
-        """Begin a further fit of the same model: whether that one pays for a comparison is asked anew."""
+        """Begin a further fit of the same model; whether it pays for a comparison is decided anew."""
         self.ranks, phase = ranks, self.experiment.phase
         if isinstance(phase, StockFirst):
             self.experiment.enter(self._stock_first(phase.budget.trace_s))
@@ -112,7 +112,7 @@ class ScheduledSteps:
             phase.ordered.compile(ranks.batch)
 
     def steps_of(self, of_epoch: int | None) -> int:
-        """Return how many steps go into one function where an epoch has so many."""
+        """Return the number of steps in one function if an epoch has so many."""
         most = self.options.unroll or self.functions.source.most
         return steps_together(self._of_execution(of_epoch), most)
 
@@ -122,18 +122,18 @@ class ScheduledSteps:
         return min(steps, of_epoch or steps)
 
     def __call__(self, batches: Batches) -> Any:
-        """Trains on the batches of one execution; the logs of the last step."""
+        """Train on the batches of one execution; return the logs of the last step."""
         if self._alone_is_next and len(batches) >= self.steps:
             self._alone_is_next = False
             self._compare_with_alone(list(batches[: self.steps]))
         return self.experiment.run(batches)
 
     def watched(self) -> Watched | None:
-        """Return it once the comparisons are through; of several steps in one function the last."""
+        """Return what a profile shows once comparisons are over; of several steps together the last."""
         return None if self._alone_is_next else self.experiment.phase.watched()
 
     def close(self) -> None:
-        """Ends a profile under way; the next fit profiles anew."""
+        """End a running profile; the next fit profiles anew."""
         self.experiment.phase.restore()
 
     # -- from phase to phase -----------------------------------------------------------------------
@@ -150,7 +150,7 @@ class ScheduledSteps:
             self.experiment.enter(self._profiling())
 
     def take(self, plan: Planned, single: Single) -> None:
-        """Take turns with the stock order from now on; where none are taken, only if a gain is predicted."""
+        """Take turns with the stock order from now on; without turns, run the plan if it should gain."""
         report, options = self.report, self.options
         if plan.failed:
             self.cannot_order(f"no plan: {plan.failed}")
@@ -184,7 +184,7 @@ class ScheduledSteps:
         return ordered
 
     def decide(self, verdict: Verdict, ordered: OrderedSteps, single: Single) -> None:
-        """Keep what the ranks have found the fastest."""
+        """Keep the step that the ranks have found fastest."""
         self._alone_is_next = True
         if verdict.why_not:
             self.keep_stock(verdict.why_not, ordered)
@@ -202,13 +202,13 @@ class ScheduledSteps:
             self.keep_stock(why, ordered, single.steps)
 
     def cannot_order(self, failed: str, ordered: OrderedSteps | None = None) -> None:
-        """Keep the stock order.  GraphError where that is not allowed."""
+        """Keep the stock order.  GraphError if that is not allowed."""
         self.keep_stock(failed, ordered)
         if self.options.strict:
             raise GraphError(failed)
 
     def draws_from_own_state(self, count: int) -> str:
-        """Say which op keeps random numbers to itself, if that forbids going to and fro between functions."""
+        """Say which op keeps random state to itself, if that forbids alternating between functions."""
         if not self.options.may_fall_back:
             return ""
         draws = traces.random_state(self.stock.function(self.steps if count >= self.steps else 1))
@@ -222,9 +222,9 @@ class ScheduledSteps:
         return outputs
 
     def compare_order(self, ordered: OrderedSteps) -> None:
-        """Compare after a trace what the ranks have made of it; all go back where they differ.
+        """Compare after a trace the graphs of all ranks; all go back to stock if they differ.
 
-        Where they are alike XLA may compile them.
+        If they are alike, XLA may compile them.
         """
         if apart := ordered.why_apart():
             self.cannot_order(apart, ordered)
@@ -247,7 +247,7 @@ class ScheduledSteps:
     # -- beside the fit ----------------------------------------------------------------------------
 
     def _compare_with_alone(self, batches: list[Any]) -> None:
-        """Measure this rank's steps without the others, whom it tells nothing; the steps are undone."""
+        """Measure this rank's steps without communication; the steps are undone."""
         report, count, asked = self.report, len(batches), self.options.compare
         if report.alone_s or not report.running_s:
             return
@@ -262,7 +262,7 @@ class ScheduledSteps:
 
 
 class InTurns(Comparing):
-    """The stock order and a planned one take turns."""
+    """Has the stock order and a planned one take turns."""
 
     def __init__(self, scheduled: ScheduledSteps, ordered: OrderedSteps, single: Single) -> None:
         super().__init__(
@@ -288,7 +288,7 @@ class InTurns(Comparing):
 
 
 class KeptSteps(Kept):
-    """Steps run like this from now on; ``ordered``: what they were compared with, if anything."""
+    """Runs the kept steps from now on; ``ordered``: those they were compared with, if any."""
 
     def __init__(self, steps: Callable[[Batches], Any], ordered: OrderedSteps | None, report: Report) -> None:
         super().__init__(steps)

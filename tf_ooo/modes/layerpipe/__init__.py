@@ -1,1 +1,1 @@
-"""Runs LayerPipe: forward, dO and dW of different steps at the same time on different devices."""
+"""Runs LayerPipe: F, dO and dW of different steps at the same time on different devices."""

@@ -1,7 +1,7 @@
-"""Defines passes that cut a step into rounds, and what must hold of them.
+"""Defines passes that cut a step into rounds, and checks their results.
 
-Each op is in one round, with the type and the attributes that it had.  It reads what its own round makes as
-it did, and what an earlier round has made from a register; nothing that comes later.
+Each op is in one round, with its type and attributes unchanged.  It reads tensors of its own round directly,
+and tensors of earlier rounds from registers; it reads nothing of later rounds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOCAL = "_ooo_local"
 
 @dataclass(frozen=True)
 class Register:
-    """Is a row of ``depth`` registers, for a tensor, ``node:port``, that is made in round ``made``."""
+    """Describes ``depth`` registers in a row for a tensor, ``node:port``, made in round ``made``."""
 
     number: int
     source: str
@@ -36,18 +36,18 @@ class Register:
     depth: int
 
     def name(self, delay: int) -> str:
-        """Return the placeholder for what was made so many rounds ago."""
+        """Return the placeholder for the value of so many rounds ago."""
         return late_name(self.number, delay)
 
 
 def late_name(register: int, delay: int) -> str:
-    """Return the placeholder for what a row of registers holds of so many rounds ago."""
+    """Return the placeholder for the value of so many rounds ago in a row of registers."""
     return f"{LATE}/{register}_{delay}"
 
 
 @dataclass(frozen=True)
 class Reads:
-    """Says how a node is to read: a copy of the step's ``node``, with these inputs, on this device."""
+    """Says how a node reads: a copy of the step's ``node``, with these inputs, on this device."""
 
     node: str
     inputs: tuple[str, ...]
@@ -56,10 +56,10 @@ class Reads:
 
 @dataclass(frozen=True)
 class CutPass(Pass):
-    """Has each op read what earlier rounds made from registers.
+    """Has each op read tensors of earlier rounds from registers.
 
-    ``reads``: by the name that the node then has; other nodes go.  ``same``: reads of one value, and which of
-    them goes into registers.
+    ``reads``: by the node's new name; other nodes are removed.  ``same``: maps reads of one value to the read
+    that goes into registers.
     """
 
     reads: Mapping[str, Reads]
@@ -70,7 +70,7 @@ class CutPass(Pass):
     relaxes = frozenset(Relaxation)
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Registers and copies of frozen weights are no nodes: they are given."""
+        """Cut the step; registers and copies of frozen weights are given, so they are no nodes."""
         nodes = {node.name: node for node in graph_def.node}
         cut = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
         for name, reads in self.reads.items():
@@ -84,7 +84,7 @@ class CutPass(Pass):
     def postconditions(
         self, before: graph_pb2.GraphDef, result: PassResult, training_graph: TrainingGraph | None
     ) -> None:
-        """Raise VerifyError unless each op is in one round, as it was, and reads no other round but so."""
+        """Raise VerifyError unless each op is in one round, unchanged, and reads others by registers."""
         old, new, rounds = _by_name(before), _by_name(result.graph_def), self.rounds
         for name in old.keys() - new.keys() - rounds.frozen:
             raise VerifyError(name, "kept", "it is in no round")
@@ -123,7 +123,7 @@ class CutPass(Pass):
 
 @dataclass(frozen=True)
 class RoundPass(Pass):
-    """Keeps the ops of rounds ``low`` to ``high``, and constants, but for those that are given."""
+    """Keeps the ops of rounds ``low`` to ``high``, and constants, except those that are given."""
 
     rounds: Rounds
     low: int
@@ -133,7 +133,7 @@ class RoundPass(Pass):
     relaxes = frozenset({Relaxation.REPLACED_NODES, Relaxation.SIDE_EFFECTS, Relaxation.FEWER_WAITS})
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Control inputs from others are dropped."""
+        """Keep them; control inputs from other ops are dropped."""
         kept = {node.name: node for node in graph_def.node if self._is_in(node.name)}
         part = graph_protos.with_nodes(graph_def, kept.values())
         for node in part.node:
@@ -153,7 +153,7 @@ class RoundPass(Pass):
     def postconditions(
         self, before: graph_pb2.GraphDef, result: PassResult, training_graph: TrainingGraph | None
     ) -> None:
-        """Raise VerifyError unless just these ops are there, as they were but for others' control inputs."""
+        """Raise VerifyError unless exactly these ops are left, unchanged but for control inputs."""
         old, new = _by_name(before), _by_name(result.graph_def)
         for name in old.keys() | new.keys():
             if (name in new) != (name in old and self._is_in(name)):
@@ -187,5 +187,5 @@ def _by_name(graph_def: graph_pb2.GraphDef) -> dict[str, node_def_pb2.NodeDef]:
 
 
 def _original(name: str) -> str:
-    """Return the op that a device's own copy is of."""
+    """Return the op of which a device's own op is a copy."""
     return name.partition(f"/{LOCAL}_")[0]

@@ -1,7 +1,7 @@
-"""Finds what a round reads from rounds before: the registers between the rounds.
+"""Finds what a round reads from earlier rounds: the registers between rounds.
 
 A tensor that is made in round a and read in round b > a goes through b - a registers, variables on the
-reader's device; at the end of each round every register takes what the one before it holds.
+reader's device; at the end of each round every register takes the value of the one before it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     import keras
 
 
-# Weights that no step changes (layers with ``trainable=False``): once on each device that reads them. What is
-# computed from them alone, a cast or a transpose, is the same in all rounds. So none of it goes through
-# registers; a device that needs it computes it from a copy of its own, made when an epoch begins.
+# Weights that no step changes (layers with ``trainable=False``) are once on each device that reads them. A
+# value computed from them alone, a cast or a transpose, is the same in all rounds. So it goes through no
+# registers; a device that needs it computes it from its own copy, made when an epoch begins.
 
 
 def frozen_weights(model: keras.Model, traced: Traced) -> frozenset[str]:
     """Return the placeholders of a model's weights that the step only reads; not of single numbers.
 
-    Callbacks set those, such as the share of a loss, between batches: they are read anew in each round.
+    Callbacks may set single numbers, such as a loss's share, between batches: each round reads them anew.
     """
     written = {state for access in accesses(traced.index) if access.writes for state in access.states}
     weights = (variable for variable in model.weights if len(variable.shape))
@@ -44,7 +44,7 @@ def frozen_weights(model: keras.Model, traced: Traced) -> frozenset[str]:
 
 
 class Copies:
-    """Holds frozen weights on the devices that are not their own.
+    """Holds copies of frozen weights on other devices than their own.
 
     ``wanted``: ``{placeholder for the value: (handle, device, OutputInfo)}``.
     """
@@ -58,7 +58,7 @@ class Copies:
         self.variables: Collection[tf.Variable] = self._copies.values()
 
     def refresh(self) -> None:
-        """Takes over what the weights are now."""
+        """Copy the present weights."""
         for (handle, _), copy in self._copies.items():
             copy.assign(read_where_it_is(self._captured[handle], copy.dtype, copy.shape))
 
@@ -75,9 +75,9 @@ class Copies:
 
 
 class LaterWeights:
-    """Holds the latest weights; where ``averaged`` earlier ones, rebuilt from moving averages of updates.
+    """Holds the latest weights; if ``averaged``, earlier ones, rebuilt from moving averages of updates.
 
-    A weight has one average of what updates take off it, however many processors read it.
+    A weight has one average of its updates, however many processors read it.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class LaterWeights:
         return rebuilt, lambda: self._update(newest, low, high)
 
     def _rebuilt(self, weight: LaterWeight, newest: tf.Tensor) -> tf.Tensor:
-        """Return about the weights of ``weight.behind`` updates ago (LayerPipe2)."""
+        """Return approximately the weights of ``weight.behind`` updates ago (LayerPipe2)."""
         average = self._averages.get(weight.handle)
         if average is None:
             return newest
@@ -140,7 +140,7 @@ _NOT_STORED = ("resource", "variant")
 
 @dataclass(frozen=True)
 class Delays:
-    """Holds a step, each op with inputs from registers, which are given.
+    """Holds a step in which each op has inputs from registers, which are given.
 
     ``copies``: ``{placeholder: (handle, device, OutputInfo)}`` of frozen weights, as a device reads them.
     ``logs``: the tensor of each result of the step, all for one batch in ``logs_round``.
@@ -156,7 +156,7 @@ class Delays:
 def delays_of(traced: Traced, rounds: Rounds) -> Delays:
     """Cut all edges between rounds.
 
-    Raises GraphError for a tensor that cannot be stored, such as a list, and is read in a later round.
+    Raises GraphError if a tensor that cannot be stored, such as a list, is read in a later round.
     """
     cuts = _Cuts(traced, rounds)
     for node in traced.graph_def.node:
@@ -173,7 +173,7 @@ def delays_of(traced: Traced, rounds: Rounds) -> Delays:
 
 
 class _Cuts:
-    """Finds what each node reads, and ``rows`` of registers for it: (number, depth) by tensor and device."""
+    """Finds each node's inputs, and ``rows`` of registers for them: (number, depth) by tensor and device."""
 
     def __init__(self, traced: Traced, rounds: Rounds) -> None:
         self.traced, self.rounds = traced, rounds
@@ -188,7 +188,7 @@ class _Cuts:
         self.copies: dict[str, tuple[str, str, OutputInfo]] = {}
 
     def take(self, node: node_def_pb2.NodeDef) -> None:
-        """Take note of what a node of a round, or a constant, reads."""
+        """Take note of the inputs of a node of a round, or of a constant."""
         name, device = node.name, self.rounds.device_of.get(node.name, "")
         if name not in self.frozen:
             inputs = self._inputs(node, self.rounds.of.get(name), device)
@@ -200,7 +200,7 @@ class _Cuts:
         return [self.read(producer, port, at, device) for producer, port in ports if port >= 0]
 
     def read(self, producer: str, port: int, at: int | None, device: str | None) -> str:
-        """Return the input to have for a tensor that is read in round ``at``."""
+        """Return the input through which a tensor is read in round ``at``."""
         if producer in self.frozen:
             return tensor(self._on(device or "", producer), port)
         if at is None or self.rounds.of.get(producer, at) == at:
@@ -234,7 +234,7 @@ class _Cuts:
 
 
 def _same_reads(traced: Traced, rounds: Rounds) -> dict[str, str]:
-    """Reads of one variable in one round with no write between them: all as the first."""
+    """Map reads of one variable in one round, with no write between them, to the first."""
     first: dict[tuple[frozenset[str], int, int], str] = {}
     same: dict[str, str] = {}
     writes: dict[str, int] = {}

@@ -64,9 +64,9 @@ _AHEAD = (
 
 @dataclass(frozen=True)
 class SpreadStep:
-    """Is a step over rounds, as it was traced, which the next fit of the same model runs again.
+    """Represents a traced step over rounds, which the next fit of the same model runs again.
 
-    ``moved``, ``read``: the variables; ``structure``: that of batches, and of the data that they come from.
+    ``moved``, ``read``: the variables; ``structure``: that of batches and of the data.
     """
 
     moved: Moved
@@ -76,10 +76,10 @@ class SpreadStep:
 
 
 class LayerPipeMode:
-    """Profiles, plans, spreads, runs in rounds, drains at the ends of epochs.
+    """Profiles, plans, spreads the model, runs in rounds, and drains at the ends of epochs.
 
-    ``plan``: that of the model trained last; None: it has not been planned.  ``distributed``: what is known
-    of it. ``traced``: its step over rounds, as the fit before has traced it.
+    ``plan``: that of the model trained last; None: not planned yet.  ``distributed``: keeps the model.
+    ``traced``: its step over rounds, as traced in the last fit.
     """
 
     keeps_stock = False
@@ -92,12 +92,11 @@ class LayerPipeMode:
         self.distributed = Distributed(options.mode)
 
     def join(self) -> Engine:
-        """This process trains alone."""
+        """Return the engine of one process, which trains alone."""
         return SingleEngine()
 
     def check(self, model: keras.Model, steps: int | None) -> None:
-        """Raise BackendError for devices that are not there or a model that cannot be spread, OptionsError
-        for what does not go with these."""
+        """Raise BackendError for missing devices or an unsuitable model, OptionsError for options."""
         check_model(model, self.options.mode)
         self.distributed.place(model, self.options.devices)
         if len(self.distributed.target.devices) == 1:
@@ -112,7 +111,7 @@ class LayerPipeMode:
             raise BackendError(_GLOBAL_CLIPPING)
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training | None:
-        """Prepare a fit, with the former plan if it was of this step on these devices; None on one device."""
+        """Prepare a fit, with the former plan if step and devices are the same; None on one device."""
         distributed, every = self.distributed, self.options.drain_steps
         if distributed.begin(model, steps):
             self.plan, self.traced, distributed.step_s = None, None, ()
@@ -162,7 +161,7 @@ class LayerPipeFit(Experiment):
         self.distributed.say_if_slower()
 
     def plan(self, step: StepGraph, costs: CostTable, traced: Traced, started: float) -> SpreadPlan:
-        """Plan for a step with these costs; ``traced``: the step as it is before the plan."""
+        """Plan a step with these costs; ``traced``: the step before it is spread."""
         mode, report, target = self.mode, self.distributed.describe(), self.target
         check_costs(costs, [layer.name for layer in step.graph.layers])
         costs = with_shared_link(costs, target)
@@ -176,13 +175,13 @@ class LayerPipeFit(Experiment):
 
 
 class Beginning(Training):
-    """The step is traced before the first one runs: what cannot be spread has trained nothing."""
+    """Traces the step before the first one runs, so that a model that cannot be spread trains nothing."""
 
     def __init__(self, fit: LayerPipeFit) -> None:
         self._fit = fit
 
     def run(self, given: Any) -> Any:
-        """Run the first step, in the phase that is entered; None at the end of the data."""
+        """Enter the next phase, and run the first step in it; None at the end of the data."""
         fit, started, costs = self._fit, time.perf_counter(), self._fit.mode.options.costs
         with timing.said("tracing the step, to take it apart"):
             traced = self._look(given)
@@ -243,7 +242,7 @@ class Measuring(Training):
     def _costs(self) -> tuple[StepGraph, CostTable]:
         """Return the step, as it was traced to be spread, and its costs.
 
-        Those of layers that the measured step does not have as such are calculated from shapes.
+        Costs of layers that the measured step lacks are calculated from shapes.
         """
         measured, costs = self._first.measured()
         known = dict(zip((layer.variables for layer in measured.graph.layers), costs.layers, strict=True))
@@ -270,7 +269,7 @@ class Measuring(Training):
 
 
 class Planned(Training):
-    """There is a plan; the next batch is the first one in rounds.
+    """Has a plan; the next batch is the first one in rounds.
 
     ``unspread``: steps of this fit before there was a plan.
     """
@@ -291,7 +290,7 @@ class Planned(Training):
         return rounds.begin(batch, given)
 
     def _step(self, batch: object) -> SpreadStep:
-        """Move the variables, and spread the step where they are, unless the fit before has."""
+        """Move the variables, and spread the step over their devices, unless the last fit has."""
         fit, plan, kept = self._fit, self._plan, self._fit.mode.traced
         self._unspread = 0
         read, structure = values_of(all_variables(fit.model)), (structure_of(batch), fit.data_spec)
@@ -318,7 +317,7 @@ class Planned(Training):
 
 
 class InRounds(Training):
-    """The step is spread; each epoch runs in rounds."""
+    """Runs each epoch in rounds; the step is spread."""
 
     def __init__(self, fit: LayerPipeFit, plan: SpreadPlan, placed: Placed, step: SpreadStep) -> None:
         self._fit, self._plan, self._placed, self._step = fit, plan, placed, step
@@ -328,7 +327,7 @@ class InRounds(Training):
         self._epoch: Epoch | None = None  # None between epochs
 
     def run(self, given: Any) -> Any:
-        """Run the rounds that the next batch's results take; None at the end of the data."""
+        """Run rounds until the next batch's results are there; None at the end of the data."""
         step_s = self._plan.step_s
         timed = len(step_s)
         outputs = None if self._epoch is None else self._epoch.timed_step(step_s)
@@ -368,7 +367,7 @@ class InRounds(Training):
         return watched_round(self._plan, self._over_rounds, planned, self._together)
 
     def settle(self, saving: bool) -> None:
-        """All updates are in the weights; says what a fit that goes on from a saved batch would do."""
+        """Bring all updates into the weights; say what a fit that goes on from a saved batch would do."""
         if self._epoch is not None:
             report = self._fit.distributed.describe()
             if saving and self._epoch.ahead:
@@ -376,7 +375,7 @@ class InRounds(Training):
             self._epoch.drain()
 
     def epoch_end(self, epoch: int) -> None:
-        """Finish what an epoch that was stopped early has left on its way."""
+        """Finish the batches that are on their way after an epoch was stopped early."""
         self.settle(saving=False)
         self._epoch = None
 
@@ -392,5 +391,5 @@ class InRounds(Training):
         return lost
 
     def ended(self) -> None:
-        """Keep what was traced for the next fit; one that failed may have left half of it."""
+        """Keep the traced step for the next fit; after a failure it may be half done."""
         self._fit.mode.traced = self._step

@@ -15,19 +15,18 @@ WEIGHTS = ("stash", "ema", "latest")
 
 @dataclass(frozen=True, kw_only=True)
 class LayerPipe(DeviceOptions):
-    """Runs forward, dO and dW of different batches on different devices; gradients are late by request.
+    """Holds options of LayerPipe, which runs F, dO and dW of different batches on different devices.
 
     >>> callback = tf_ooo.OOOBackprop(tf_ooo.LayerPipe(devices=4, weights="stash"))
 
-    Schedules: ``"auto"``, ``"layerpipe"``, ``"pipedream"``.  Devices and costs:
-    :class:`tf_ooo.options.DeviceOptions`.
+    Gradients are late by request.  Schedules: ``"auto"``, ``"layerpipe"``, ``"pipedream"``.  Devices and
+    costs: :class:`tf_ooo.options.DeviceOptions`.
 
     Attributes:
-        unroll: so many batches are taken and trained in one call of a function; None: 8, fewer of a large
-            step.
-        weights: which weights a backward pass multiplies with: ``"stash"`` (those of its forward pass,
+        unroll: how many batches one call of a function takes and trains; None: 8, fewer of a large step.
+        weights: the weights with which a backward pass multiplies: ``"stash"`` (those of its forward pass,
             exact), ``"ema"`` (rebuilt from a moving average of the updates) or ``"latest"``.
-        drain_steps: no batch comes in before all before it are done, every so many batches, so that a
+        drain_steps: every so many batches no batch enters before all earlier ones are done, so that a
             checkpoint taken then holds all their updates; None: at the ends of epochs only.
         dump_dir: folder for the graph after every pass, and for each range of rounds one in it; None writes
             nothing.

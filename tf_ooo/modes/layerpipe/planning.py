@@ -49,9 +49,9 @@ StepSeconds = Callable[[Sequence[LayerCosts], int], float]
 def plan_spread(
     step: StepGraph, costs: CostTable, traced: Traced, devices: Sequence[str], schedule: str, report: Report
 ) -> tuple[SpreadPlan, Callable[[Gain], str]]:
-    """Plan, and say so in the report; also return what says what would be better, where the plan is slow.
+    """Plan, and report the plan; also return a function that says what would be better if it is slow.
 
-    ``traced``: the ``step`` as it is before the plan, of which is known what can be divided.
+    ``traced``: the ``step`` before it is spread, which shows what can be divided.
     """
     graph = step.graph
     layers = [set(layer.variables) for layer in graph.layers]
@@ -81,12 +81,11 @@ def make_plan(
     microbatches: int,
     options: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Return the plan of a policy, or of ``auto``, as this mode runs it; it says why where layers are left
-    whole.
+    """Return the plan of a policy, or of ``auto``, as this mode runs it, with why layers are left whole.
 
-    Cuts inside of layers send their weights and stored inputs besides.  So ``auto`` takes them only where
-    the predicted step is at least :data:`LEAST_GAIN` times as fast as with whole layers.  Each policy is
-    given those ``options`` that it has.  Raises OptionsError: more devices than tasks.
+    Cuts inside of layers also send weights and stored inputs.  So ``auto`` takes them only where the
+    predicted step is at least :data:`LEAST_GAIN` times as fast as with whole layers.  Each policy gets the
+    ``options`` that it has.  Raises OptionsError: more devices than tasks.
     """
     problem = Problem(tuple(layers), devices, microbatches, link, mode=MODE)
 
@@ -103,12 +102,12 @@ def make_plan(
 
 
 def _as_run(schedule: Schedule) -> Schedule:
-    """Run in rounds if layers are whole: more of their batches are on their way here than in 1F1B."""
+    """Order the schedule in rounds if layers are whole: more batches are on their way here than in 1F1B."""
     return in_rounds(schedule) if schedule.fused_backward else schedule
 
 
 def _whole_or_divided(candidates: Sequence[Candidate]) -> Plan:
-    """Return the fastest that divides layers, unless the fastest that does not is nearly as fast."""
+    """Return the fastest plan that divides layers, unless the fastest other one is nearly as fast."""
     trials = [candidate.trial for candidate in candidates if candidate.trial is not None]
     whole, divided = ([t for t in trials if t.schedule.fused_backward is fused] for fused in (True, False))
     if not trials:  # the one that divides layers can use the most devices, and says how many
@@ -144,12 +143,12 @@ def note_rebuilt_weights(report: Report, model: keras.Model) -> None:
 
 
 def in_order_of(costs: Sequence[str], layers: Sequence[str]) -> list[int]:
-    """Return for each of the costs, given by name, the number of its layer.
+    """Return for each named cost the number of its layer.
 
-    Costs are measured in the order in which graph optimizers leave the layers of a step, which is not that
-    of its trace where branches are side by side (a block and its shortcut).  Told by names; else by names
-    without the numbers that Keras gives all layers of a kind, which go on where a model is made again in one
-    process; where costs have other names, made up by hand, by their places.
+    Costs are measured in the order in which graph optimizers leave the layers of a step, which differs from
+    the trace's for parallel branches (a block and its shortcut).  Layers are matched by names; else by names
+    without Keras' numbers, which go on when a model is made again in one process; else, if names were made up
+    by hand, by their places.
     """
     for key in (_sorted_parts, _ranked):
         wanted, own = key(costs), key(layers)
@@ -165,7 +164,7 @@ def _sorted_parts(names: Sequence[str]) -> list[str]:
 
 
 def _ranked(names: Sequence[str]) -> list[str]:
-    """Return the ranks of numbers in place of these: dense_7 and dense_9 are dense_0 and dense_1."""
+    """Replace numbers in names by their ranks: dense_7 and dense_9 are dense_0 and dense_1."""
     parts = [[_split(part) for part in name.split("/")] for name in _sorted_parts(names)]
     numbers: dict[str, set[int]] = {}
     for kind, number in (pair for of_name in parts for pair in of_name):
@@ -182,12 +181,12 @@ def _split(part: str) -> tuple[str, int]:
 def advice(
     layers: Sequence[LayerCosts], devices: int, predicted_s: float, step_s: StepSeconds, gain: Gain
 ) -> str:
-    """Return one line: how much slower, and which devices and batches to take.
+    """Return one line: how much slower it is, and which devices and batches to take.
 
     Args:
         layers: costs of one batch.
-        devices: those of the present plan.
-        predicted_s: seconds of its step; predictions are corrected by what this one was wrong by.
+        devices: the devices of the present plan.
+        predicted_s: seconds of its step; predictions are corrected by the error of this one.
         step_s: plans for layers on so many devices, and predicts the seconds of a step.
         gain: as measured.
     """

@@ -1,4 +1,4 @@
-"""Fills ``report.layerpipe``: which task went where, how late gradients are, what versions cost."""
+"""Fills ``report.layerpipe``: where tasks run, how late gradients are, how large weight versions are."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _CHANGES = (
 def fill_report(
     report: Report, graph: TrainingGraph, plan: Plan, costs: CostTable, stages: Stages, devices: Sequence[str]
 ) -> None:
-    """Copies the plan into the report."""
+    """Copy the plan into the report."""
     layers, step_s = placed_rows(map(LayerRow.of, graph.layers), stages), float(plan.timeline.steady_step_s)
     section = LayerPipeSection(
         devices=list(devices),
@@ -62,7 +62,7 @@ def fill_report(
 
 
 def limits_of(plan: Plan, costs: CostTable) -> list[str]:
-    """Say what the predicted step is spent on, other than all devices at work."""
+    """Say how the predicted step spends time other than with all devices at work."""
     step_s, problem = float(plan.timeline.steady_step_s), plan.problem
     if not step_s:
         return []
@@ -82,7 +82,7 @@ def limits_of(plan: Plan, costs: CostTable) -> list[str]:
 
 
 def placed_rows(rows: Iterable[LayerRow], stages: Stages) -> list[LayerRow]:
-    """Return the rows with the processors on which the tasks of each layer are, and how late it is."""
+    """Return the rows with the processors of each layer's tasks, and how late its gradients are."""
     of = stages.of
     return [
         dataclasses.replace(
@@ -99,7 +99,7 @@ def placed_rows(rows: Iterable[LayerRow], stages: Stages) -> list[LayerRow]:
 
 
 def _ways_bytes(costs: CostTable, stages: Stages) -> dict[str, float]:
-    """Return about what earlier weights take with each ``weights=``: those that dO multiplies with."""
+    """Estimate the bytes of earlier weights with each ``weights=``, for those that dO multiplies with."""
     layers = [(n, layer.weight_bytes) for n, layer in enumerate(costs.layers) if layer.output_grad_s > 0]
     copies = {n: _stashed(stages, n) for n, _ in layers}
     late = sum(size for n, size in layers if copies[n])
@@ -107,8 +107,7 @@ def _ways_bytes(costs: CostTable, stages: Stages) -> dict[str, float]:
 
 
 def _stashed(stages: Stages, layer: int) -> int:
-    """Return versions of a layer's weights that wait for dO, on each of its processors, but for one that is
-    sent."""
+    """Return the versions of a layer's weights that wait for dO on each processor, less a sent one."""
     of, home = stages.of, stages.of["dW", layer]
     processors = {of[kind, layer] for kind in ("dO", HIGH) if kind == "dO" or layer in stages.shares}
     behind = (stages.backward_round_on(at) - stages.read_round(layer) - (at != home) for at in processors)
@@ -116,7 +115,7 @@ def _stashed(stages: Stages, layer: int) -> int:
 
 
 def fill_spread(report: Report, spread: Spread) -> None:
-    """Report what was made of the step: measured on its graph, not planned."""
+    """Report the spread step, from its graph rather than from the plan."""
     traced, rounds, stages, section = spread.traced, spread.rounds, spread.stages, report.layerpipe
     names = {variable.handle: variable.name for variable in traced.graph.variables}
     section = dataclasses.replace(
@@ -132,7 +131,7 @@ def fill_spread(report: Report, spread: Spread) -> None:
 
 
 def version_bytes(spread: Spread) -> dict[str, int]:
-    """Return bytes of earlier weights in registers, of averages, frozen copies; of weights sent."""
+    """Return the bytes of earlier weights in registers, of averages, of frozen copies, of sent weights."""
     traced, weights = spread.traced, spread.ticks.weights
     stash = sent = 0
     of_weights = from_weights(traced, spread.rounds.delay_steps)
@@ -153,7 +152,7 @@ def version_bytes(spread: Spread) -> dict[str, int]:
 
 
 def watched_round(plan: SpreadPlan, over_rounds: Spread, planned: Schedule, together: int) -> Watched:
-    """Return the last of the rounds that are run as one, or one alone, as at the end of an epoch.
+    """Describe the last of the rounds that run as one, or a single round at the end of an epoch.
 
     Each task is another batch's.
     """
@@ -169,12 +168,12 @@ def watched_round(plan: SpreadPlan, over_rounds: Spread, planned: Schedule, toge
 
 
 def _place(task: Task) -> tuple[int, int]:
-    """Forward goes up, backward down."""
+    """Return a key that orders forward tasks upwards and backward tasks downwards."""
     return _KINDS.index(task.kind), task.stage if task.kind == "F" else -task.stage
 
 
 def _tasks(over_rounds: Spread, planned: Schedule) -> dict[str, Task]:
-    """Return the task of each op; of the forward pass, only ops that say when it ran."""
+    """Return the task of each op; of the forward pass only ops that show when it ran."""
     traced, stages = over_rounds.traced, range(len(planned.stages))
     stage_of = {layer: stage for stage in stages for layer in planned.layers_of(stage)}
     tasks, there = {}, set(planned.tasks)

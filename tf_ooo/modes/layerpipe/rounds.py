@@ -11,11 +11,11 @@ from tf_ooo.errors import GraphError
 from tf_ooo.modes.layerpipe.traced import Access, Traced, accesses
 from tf_ooo.planning.model.schedule import Schedule
 
-# Says which processor runs what of a layer, and in which round. Time goes in rounds. A batch that enters in
-# round n is in its forward pass on processor p in round n + p and in its backward pass in round n + 2 (P - 1)
-# - p, P being the number of processors: each round every processor works on other batches, and reads only
-# what was made in rounds before. The gradient of a layer that stands on processor p is applied 2 (P - 1 - p)
-# rounds after its forward pass (LayerPipe2, arXiv 2512.08160: twice the number of stages after the layer).
+# Says which processor runs which tasks of a layer, and in which round. Time goes in rounds. A batch that
+# enters in round n is in its forward pass on processor p in round n + p and in its backward pass in round n +
+# 2 (P - 1) - p, P being the number of processors. In each round every processor works on other batches, and
+# reads only tensors of earlier rounds. The gradient of a layer on processor p is applied 2 (P - 1 - p) rounds
+# after its forward pass (LayerPipe2, arXiv 2512.08160: twice the number of stages after the layer).
 
 # The part nearer to the loss of a dO in two parts, and what comes before it.
 HIGH = "dO/high"
@@ -26,9 +26,9 @@ class Stages:
     """Says where the tasks of layers run.
 
     Attributes:
-        of: ``{(kind, layer): processor}`` for F, dO and dW, and HIGH; of a dO in two parts that of the part
+        of: ``{(kind, layer): processor}`` for F, dO and dW, and HIGH; for a dO in two parts, of the part
             nearer to the input.  An update runs with its dW.
-        shares: ``{layer: (share, processor)}`` of dO in two parts: the part nearer to the loss.
+        shares: ``{layer: (share, processor)}`` for a dO in two parts, of the part nearer to the loss.
     """
 
     processors: int
@@ -48,7 +48,7 @@ class Stages:
         return 2 * self.stages_after(layer)
 
     def read_round(self, layer: int) -> int:
-        """Return when the forward pass' weights are read: one round before, if they come from afar."""
+        """Return the round in which the forward pass reads weights, earlier if they come from afar."""
         return self.of["F", layer] - (self.of["F", layer] != self.of["dW", layer])
 
     def round_of(self, kind: str, layer: int) -> int:
@@ -100,9 +100,9 @@ class Rounds:
     Attributes:
         of: ``{op: round}``, 0 or more, without constants.
         batch: the round in which a batch comes in.
-        before: ``(first, then)`` ops on one variable, in the order that they have within a round.
+        before: ``(first, then)`` ops on one variable, in their order within a round.
         delay_steps: ``{handle: rounds}`` from the first forward reading of a weight to its update.
-        frozen: what depends on frozen weights and on nothing else but constants; it is in no round.
+        frozen: ops that depend only on frozen weights and constants; they are in no round.
     """
 
     of: Mapping[str, int]
@@ -120,14 +120,14 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Retiming:
-    """Is a step that is to be spread over rounds.
+    """Represents a step that is to be spread over rounds.
 
     Attributes:
-        stages, devices: where its tasks run, and the processors' names.
+        stages, devices: the places of its tasks, and the processors' names.
         weights: ``{handle: layer}`` of trained variables.
-        given: placeholders that come in with a batch, its own and others.
+        given: placeholders that get values with each batch, its own and others.
         unchanged: placeholders of weights that no step changes.
-        wanted: rounds of ops that are not those of their task.
+        wanted: rounds of ops that differ from their task's.
     """
 
     traced: Traced
@@ -174,14 +174,14 @@ class Retiming:
 
     @cached_property
     def _shapes(self) -> set[str]:
-        """Return ops that compute whole numbers, such as shapes: they belong to nobody."""
+        """Return ops that compute whole numbers, such as shapes, which belong to no task."""
         outputs = ((name, self.traced.outputs[name]) for name in self.traced.index.names)
         whole = {name for name, infos in outputs if infos and all(info.dtype in _WHOLE for info in infos)}
         return whole - set(self.traced.arguments)
 
     @cached_property
     def constant(self) -> set[str]:
-        """Return ops that depend on no batch, and on no variable but those that do not change."""
+        """Return ops that depend on no batch, and on no variable that changes."""
         return self._constant(self.unchanged)
 
     def _constant(self, unchanged: frozenset[str] = frozenset()) -> set[str]:
@@ -220,7 +220,7 @@ class Retiming:
 
     @cached_property
     def _order(self) -> dict[str, int]:
-        """Return the ops that are in a round, in topological order, and where they are in the index."""
+        """Return the places in the index of the ops that are in a round, in topological order."""
         index = self.traced.index
         nowhere = self.constant | self._home.keys()
         return {index.names[i]: i for i in index.order if index.names[i] not in nowhere}
@@ -228,7 +228,7 @@ class Retiming:
     # -- rounds --------------------------------------------------------------------------------------
 
     def _targets(self) -> dict[str, int]:
-        """Return in which round ops would best run: those of tasks, and those on variables."""
+        """Return the best rounds of ops: those of tasks, and those of variables."""
         stages, where = self.stages, self.traced.where
         targets: dict[str, int] = dict.fromkeys(self.given, 0)
         for name, (kind, layer) in where.items():
@@ -245,7 +245,7 @@ class Retiming:
         return targets | self._with_their_writes(targets)
 
     def _read_after_update(self) -> Iterable[tuple[str, int]]:
-        """Reads of weights that see the step's update, as those of an average of weights; their layers."""
+        """Yield reads of weights that see the step's update, as an average does, with their layers."""
         updated: set[str] = set()
         for access in self._accesses:
             for state in access.states & self.weights.keys():
@@ -255,10 +255,10 @@ class Retiming:
                     yield access.name, self.weights[state]
 
     def _with_their_writes(self, targets: Mapping[str, int]) -> dict[str, int]:
-        """Accesses to a state that a step reads and writes in several places: seeds, the count of steps.
+        """Return rounds of accesses to states that a step reads and writes in several places, as seeds.
 
-        All are in the round of the earliest, so that what a batch reads is what the batches before it have
-        written.  The count of steps goes on when a batch comes in: updates read the number of their batch.
+        All are in the round of the earliest, so that a batch reads what earlier batches have written.  The
+        count of steps goes on when a batch comes in: updates read the number of their batch.
         """
         moved: dict[str, int] = {}
         for users in self._states:
@@ -270,7 +270,7 @@ class Retiming:
         return moved
 
     def _with_the_last_write(self, at: Mapping[str, int]) -> dict[str, int]:
-        """Accesses to a state in other rounds than its last write go there, to see their own batch's."""
+        """Move accesses to a state to the round of its last write, so that they see their own batch's."""
         moved: dict[str, int] = {}
         for users in self._states:
             last = max((at[access.name] for access in users if access.writes), default=None)
@@ -279,7 +279,7 @@ class Retiming:
         return moved
 
     def _after_their_reads(self, at: Mapping[str, int]) -> dict[str, int]:
-        """Updates that would come too early, as their weight is read later than planned (an embedding)."""
+        """Delay updates that would come too early, as their weight is read late (an embedding)."""
         early: dict[int, int] = {}
         for handle, delay in self._delays_of_weights(at).items():
             layer = self.weights[handle]
@@ -303,8 +303,7 @@ class Retiming:
         return {handle: writes[handle] - reads[handle] for handle in writes.keys() & reads.keys()}
 
     def _settled(self, targets: Mapping[str, int]) -> dict[str, int]:
-        """Return rounds in which no op comes before what it reads: late if it has to; shapes when they are
-        wanted."""
+        """Return rounds in which no op precedes its inputs; shapes come when they are needed."""
         index = self.traced.index
         latest: dict[str, int] = {}
         for name, i in reversed(self._order.items()):
@@ -325,7 +324,7 @@ class Retiming:
         return settled
 
     def _check(self, at: Mapping[str, int], delay_steps: Mapping[str, int]) -> None:
-        """Each weight's update comes 2 S(l) rounds after it was read; other states are read where written."""
+        """Check that updates come 2 S(l) rounds after the read, and other states are read where written."""
         for handle, delay in delay_steps.items():
             if delay != self.stages.delay_steps(self.weights[handle]):
                 names = {each.handle: each.name for each in self.traced.graph.variables}
@@ -343,8 +342,7 @@ class Retiming:
     # -- devices, and orders -------------------------------------------------------------------------
 
     def _placed(self) -> dict[str, str]:
-        """Place ops on variables where these are, tasks on their processor, others beside their
-        neighbours."""
+        """Place ops on variables with these, tasks on their processor, other ops beside their neighbours."""
         index = self.traced.index
         placed: dict[str, str] = {}
         homes = {a.name: [self._home[s] for s in a.states if s in self._home] for a in self._accesses}
@@ -364,7 +362,7 @@ class Retiming:
         return placed
 
     def _in_order(self) -> list[tuple[str, str]]:
-        """Return neighbours among the ops on each variable, one of which writes."""
+        """Return neighbouring ops on each variable, of which one writes."""
         pairs: dict[tuple[str, str], None] = {}
         for users in self._users.values():
             reads: list[str] = []

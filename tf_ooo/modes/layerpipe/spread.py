@@ -1,4 +1,4 @@
-"""Spreads a model's step over rounds: everything between the plan and the functions that run."""
+"""Spreads a model's step over rounds: all that lies between the plan and the functions that run."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     import keras
 
 
-# A dO in two parts, on two consecutive processors (LayerPipe, arXiv 2108.06629, inter-layer). The op that
-# takes longest, a multiplication with the layer's weights, works on each row of the batch by itself: the
-# processor nearer to the loss gets the first rows, the other one the rest and all that comes after.
+# Divides a dO between two consecutive processors (LayerPipe, arXiv 2108.06629, inter-layer). Its longest op,
+# a multiplication with the layer's weights, works on each row of the batch by itself: the processor nearer to
+# the loss gets the first rows, the other one the rest and all ops after it.
 
 # This input is the gradient, by op; its rows and those of the result are the batch's.
 _GRADIENT = {
@@ -48,9 +48,9 @@ _SIZES = {"Conv2DBackpropInput": 0, "DepthwiseConv2dNativeBackpropInput": 0, "Co
 
 
 def lower_shares(traced: Traced, op_seconds: Mapping[str, float]) -> dict[int, tuple[float, float]]:
-    """Return the least and the most of each layer's dO that the processor nearer to the input can have.
+    """Return the least and the most share of each layer's dO that the processor nearer to the input can run.
 
-    It has all behind the heaviest op, and of this its part.
+    It runs all ops behind the heaviest one, and its part of that one.
     """
     bounds: dict[int, tuple[float, float]] = {}
     for layer in range(len(traced.graph.layers)):
@@ -66,8 +66,7 @@ def lower_shares(traced: Traced, op_seconds: Mapping[str, float]) -> dict[int, t
 def divided(
     traced: Traced, stages: Stages, op_seconds: Mapping[str, float]
 ) -> tuple[Traced, Stages, tuple[str, ...]]:
-    """Return the step and its stages with dO in two parts, and which cannot be: these run nearer to the
-    input."""
+    """Return step and stages with dO in two parts, and the dO that cannot be: these stay near the input."""
     notes: list[str] = []
     shares, of = dict(stages.shares), dict(stages.of)
     for layer, (share, _) in stages.shares.items():
@@ -86,8 +85,7 @@ def divided(
 def _share_of_rows(
     traced: Traced, name: str, layer: int, share: float, op_seconds: Mapping[str, float]
 ) -> float:
-    """Return the share of an op's rows that, with all that comes before it, takes ``share`` of the dO's
-    seconds."""
+    """Return the share of an op's rows that, with all ops before it, takes ``share`` of the dO's seconds."""
     if op_seconds.get(name, 0.0) <= 0:
         return share
     before_s, own_s, all_s = _seconds(traced, name, layer, op_seconds)
@@ -97,7 +95,7 @@ def _share_of_rows(
 def _seconds(
     traced: Traced, name: str, layer: int, op_seconds: Mapping[str, float]
 ) -> tuple[float, float, float]:
-    """Return the seconds of what comes before an op within a layer's dO, of the op, and of the whole dO."""
+    """Return the seconds within a layer's dO of all before an op, of the op, and of the whole dO."""
     members = {op for op, at in traced.where.items() if at == ("dO", layer)}
     before = (_before(traced.index, traced.where, [name], layer) & members) - {name}
     before_s, all_s = (sum(op_seconds.get(op, 0.0) for op in ops) for ops in (before, members))
@@ -151,8 +149,8 @@ def in_two_parts(
 ) -> tuple[tuple[node_def_pb2.NodeDef, ...], str, dict[str, list[OutputInfo]]]:
     """Return the nodes that compute an op on the first ``share`` of the rows and on the rest, and join them.
 
-    Each part has at least one row, of a single row the rest.  Gives the first part's name and the outputs of
-    all nodes, too; the last one has the op's name.
+    Each part has at least one row; a single row goes to the rest.  Also returns the first part's name and the
+    outputs of all nodes; the last node has the op's name.
     """
     gradient, sizes = _GRADIENT[node.op], _SIZES.get(node.op)
     attributes = {key: value for key, value in node.attr.items() if key not in ("_class", "_output_shapes")}
@@ -188,7 +186,7 @@ def in_two_parts(
 
 @dataclasses.dataclass(frozen=True)
 class DividePass(Pass):
-    """Puts ``parts`` in the place of the op ``divided``, whose name their result has."""
+    """Replaces the op ``divided`` by ``parts``, whose result has its name."""
 
     divided: str
     parts: tuple[node_def_pb2.NodeDef, ...]
@@ -202,11 +200,10 @@ class DividePass(Pass):
 
 
 def with_shared_grads(traced: Traced, stages: Stages) -> tuple[Traced, Stages]:
-    """dO ops that a layer's own dW needs, where dW is on a processor nearer to the loss, run there too.
+    """Move dO ops that a layer's own dW needs to dW's processor, if that is nearer to the loss.
 
-    Such as the gradient of an activation behind the layer, or one op that computes dO and dW together.
-    Where dW is nearer to the loss than both parts of a dO, such ops are part of it; the parts stay where they
-    are.
+    Examples are the gradient of an activation behind the layer, or one op that computes dO and dW together.
+    If dW is nearer to the loss than both parts of a dO, such ops join dW; the parts stay where they are.
     """
     where, of, index = dict(traced.where), dict(stages.of), traced.index
     for layer in range(len(traced.graph.layers)):
@@ -239,15 +236,15 @@ def _before(index: GraphIndex, where: Where, names: Iterable[str], layer: int) -
 
 @dataclass(frozen=True)
 class SpreadPlan:
-    """Says where each part of a model runs; stays for the fits of one model.
+    """Says where each part of a model runs; kept for all fits of one model.
 
     Attributes:
         stages: where the tasks of its layers run.
         devices: full names of the processors.
-        layers: the variables of each, as the stages number them.
-        op_seconds: seconds of the step's ops, where measured: which op of a dO is worth dividing.
-        home: the processor of each variable, by its name in graphs: of weights and their slots that of dW, of
-            states that of F.
+        layers: the variables of each layer, in the numbering of the stages.
+        op_seconds: measured seconds of the step's ops, which tell the op of a dO that is worth dividing.
+        home: the processor of each variable, by its name in graphs: dW's for weights and slots, F's for
+            states.
         step_s: seconds of the last hundred rounds in which nothing was traced.
     """
 
@@ -261,7 +258,7 @@ class SpreadPlan:
 
 @dataclass(frozen=True)
 class Spread:
-    """Holds a step over rounds; ``stages``: as they became, ``notes``: what could not be done as planned."""
+    """Holds a step over rounds; ``stages``: the final ones, ``notes``: where they differ from the plan."""
 
     traced: Traced
     rounds: Rounds
@@ -274,11 +271,11 @@ class Spread:
 def spread(
     model: keras.Model, batch: object, plan: SpreadPlan, options: LayerPipe, data_spec: object = None
 ) -> Spread:
-    """Traces a model's step and spreads it; its variables are on their devices.
+    """Trace a model's step and spread it; its variables are on their devices.
 
     Raises:
-        GraphError: the step cannot be spread; says which op is in the way.
-        PassError: a pass has made something else than it declares.
+        GraphError: the step cannot be spread; the message names the op.
+        PassError: a pass has changed more than it declares.
     """
     traced = trace(model, batch, plan.layers, data_spec, options.dump_dir)
     trained = _trained(traced)

@@ -1,4 +1,4 @@
-"""Runs rounds: one function for each range of rounds that hold a batch."""
+"""Runs rounds: one function for each range of rounds in which batches are."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ Tensors = dict[str, tf.Tensor]
 
 @dataclass(frozen=True)
 class PartOfRound:
-    """Holds the ops of a round in which only batches in their rounds ``low`` to ``high`` exist, in order.
+    """Holds the ops of a round, in order, in which only batches in their rounds ``low`` to ``high`` exist.
 
-    ``read``: names of what these ops and results read.  ``logs``: the results, if a batch is in that round.
-    ``filled``: registers that take something.
+    ``read``: names of the tensors that they read.  ``logs``: the results, if a batch is in that round.
+    ``filled``: registers that take a value.
     """
 
     low: int
@@ -47,7 +47,7 @@ class Ticks:
     """Holds the functions of a step that is spread over rounds.
 
     Attributes:
-        weights: what backward passes read apart from their forward pass.
+        weights: the weights that backward passes read, if others than their forward pass.
         last: the last round of a batch, counted from the round in which its first op may run.
         batch_round, results_round: in which a batch comes in, and in which its results come out.
     """
@@ -69,7 +69,7 @@ class Ticks:
 
     @property
     def traced_functions(self) -> int:
-        """Count the functions."""
+        """Return the number of traced functions."""
         return len(self._functions)
 
     def reset(self) -> None:
@@ -78,16 +78,15 @@ class Ticks:
         self.weights.reset()
 
     def empty(self) -> None:
-        """Free the memory of what lies between rounds, until the next :meth:`reset`."""
+        """Free the memory of registers until the next :meth:`reset`."""
         for variable in (*self._stores.values(), *self.copies.variables, *self.weights.variables):
             free(variable)
 
     def run(self, low: int, high: int, batches: Sequence[Sequence[tf.Tensor] | None]) -> list[Any]:
-        """Run rounds in which only batches that are in their rounds ``low`` to ``high`` exist, as one
-        function.
+        """Run rounds with only the batches in their rounds ``low`` to ``high``, as one function.
 
-        Nothing in it waits for the end of a round: a processor goes on as soon as it has what it reads.
-        A batch, or None, comes in in each round.  Gives the results of as many, or none.
+        Nothing in it waits for the end of a round: a processor goes on as soon as its inputs are there. Each
+        round takes in a batch or None.  Returns the results of as many batches, or none.
         """
         tensors = [tensor for batch in batches for tensor in batch or ()]
         key = (low, high, len(batches))
@@ -143,9 +142,9 @@ class Ticks:
     def _round(
         self, part: PartOfRound, batch: Sequence[tf.Tensor], late: Tensors, name: str, ends: Tensors
     ) -> tuple[dict[int, tf.Tensor], list[tf.Tensor], Tensors]:
-        """Adds a round to the function that is traced, behind the round that has these ``ends``.
+        """Add a round to the traced function, behind the round that has these ``ends``.
 
-        Returns what goes into registers, by number; results; its own ends.
+        Returns the values for registers, by number; the results; its own ends.
         """
         traced, turns = self.traced, part.turns
         arguments = dict(zip(traced.arguments, batch, strict=True)) if batch else {}
@@ -165,7 +164,7 @@ class Ticks:
         return entering, results, dict(zip(turns.ends, fetched, strict=True))
 
     def _stored(self, low: int, high: int) -> Tensors:
-        """Read the registers of batches that are in these rounds; nobody reads the rest."""
+        """Read the registers of batches that are in these rounds; the rest are not read."""
         held = {}
         for row in self.delays.registers:
             for delay in range(max(1, low - row.made), min(row.depth, high - row.made) + 1):
@@ -177,7 +176,7 @@ class Ticks:
         return held
 
     def _shifted(self, late: Tensors, entering: Mapping[int, tf.Tensor]) -> Tensors:
-        """Return the content of the registers after a round."""
+        """Return the contents of the registers after a round."""
         held: Tensors = {}
         for row in self.delays.registers:
             for delay in range(2, row.depth + 1):
@@ -203,7 +202,7 @@ def _tracing_text(on_their_way: int, rounds: int, to_the_last: bool) -> str:
 def _fetch(
     graph_def: graph_pb2.GraphDef, tensors: Tensors, replaced: Tensors, wanted: Sequence[str], name: str
 ) -> list[tf.Tensor]:
-    """Imports the ops of a round; what is wanted and given is handed through."""
+    """Import the ops of a round; wanted tensors that are given are passed through."""
     inside = [text for text in wanted if split_input(text)[0] not in tensors]
     texts = [text if ":" in text else f"{text}:0" for text in inside]
     by_text = dict(zip(inside, func_graphs.import_here(graph_def, replaced, texts, name), strict=True))
@@ -217,8 +216,8 @@ _ROUNDS, _OPS = (8, 4, 2), 20_000
 class Batches:
     """Takes the batches of an epoch out of Keras' iterator.
 
-    ``of_epoch``: how many there are, if known: Keras counts the steps, the data may go on.
-    ``taken``: in this epoch.
+    ``of_epoch``: their number, if known: Keras counts the steps, the data may go on. ``taken``: how many were
+    taken in this epoch.
     """
 
     def __init__(self, of_epoch: int | None) -> None:
@@ -227,7 +226,7 @@ class Batches:
         self._waiting: list[Any] = []
 
     def look(self, iterator: Iterator[Any]) -> Any:
-        """Return the batch that comes next; None at the end of the data."""
+        """Return the batch that comes next without taking it; None at the end of the data."""
         self._waiting = self._waiting or train_function.take(iterator, 1)
         return self._waiting[0] if self._waiting else None
 
@@ -247,8 +246,8 @@ class Batches:
 class Epoch:
     """Runs the rounds from an epoch's first batch to the last; ``rounds``: how many have run.
 
-    ``batches`` gives the next batch's tensors, or None at the end of the data.  ``together``: so many rounds
-    are run as one, where batches are in all of them.
+    ``batches`` gives the next batch's tensors, or None at the end of the data.  ``together``: how many rounds
+    run as one, if all of them hold a batch.
     """
 
     def __init__(
@@ -274,9 +273,9 @@ class Epoch:
         return outputs
 
     def step(self) -> Any:
-        """Return the results of the next batch; None where the data have ended.
+        """Return the results of the next batch; None once the data have ended.
 
-        After the last batch's all rounds have run: no gradient is on its way.
+        After the last batch's results all rounds have run, so no gradient is on its way.
         """
         while not self._results and not self._finished:
             self._next_rounds()
@@ -293,18 +292,18 @@ class Epoch:
 
     @property
     def ahead(self) -> int:
-        """Return how many batches have been taken from the data whose results nobody has seen."""
+        """Return how many batches have been taken whose results have not been returned."""
         return self._taken + len(self._ahead) - self._given
 
     def is_full(self) -> bool:
-        """Say whether the next step runs rounds with batches in all of them; takes the batches it needs."""
+        """Return whether the next step runs rounds that all hold batches; take the batches it needs."""
         if self._results or self._count is not None or self.rounds < self._ticks.last:
             return False
         self._look_ahead(self._together)
         return bool(self._ahead)
 
     def drain(self) -> None:
-        """No more batches are taken; those on their way are finished."""
+        """Take no more batches; finish those on their way."""
         self._data_ended = True
         if not self._ahead:
             self._count = self._taken
@@ -312,7 +311,7 @@ class Epoch:
             self._next_rounds()
 
     def _look_ahead(self, count: int) -> None:
-        """Takes batches, until there are so many that have not come in yet."""
+        """Take batches until so many have not come in yet."""
         while len(self._ahead) < count and not self._data_ended:
             if (batch := self._batches()) is None:
                 self._data_ended = True
@@ -346,6 +345,6 @@ def rounds_together(ops: int) -> int:
 
 
 def structure_of(batch: object) -> Any:
-    """Return what all batches have in common: parts, types, all dimensions but the first."""
+    """Return what all batches share: parts, types, all dimensions but the first."""
     specs = nests.Packed(batch).specs
     return nests.signature(batch)[0], [(spec.dtype, tuple(spec.shape[1:])) for spec in specs]

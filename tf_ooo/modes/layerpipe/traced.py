@@ -52,10 +52,10 @@ _APPLY_ONCE = (
 
 @dataclass(frozen=True)
 class Traced:
-    """Is a step that has been traced and classified.
+    """Holds a step that has been traced and classified.
 
     Attributes:
-        graph_def: flat.
+        graph_def: the flat graph.
         arguments, specs: the batch's tensors, in order: names and TensorSpecs.
         captured: ``{placeholder: tensor outside}``.
         fetches: the tensors of the result, ``node:port``, which ``results`` packs as the step returned them.
@@ -76,8 +76,7 @@ class Traced:
     ran: int = 1
 
     def rewritten(self, change: Pass, where: Where, outputs: Outputs) -> Traced:
-        """Return the step after a pass that is verified; ``where`` and ``outputs`` are of nodes that it
-        changes.
+        """Return the step after a verified pass; ``where`` and ``outputs`` are of the nodes that it changes.
 
         Raises PassError: the pass changes more than it declares.
         """
@@ -92,7 +91,7 @@ class Traced:
         )
 
     def as_step(self) -> StepGraph:
-        """Return the step as the pipeline's code takes one, of one micro-batch."""
+        """Return the step in the pipeline's form, as one micro-batch."""
         known = Known(self.graph, self.graph_def, frozenset(self.where), self.where, {})
         none, own_names = [0] * len(self.index), {name: name for name in self.index.names}
         return StepGraph(self.graph_def, self.index, none, none, 1, known, own_names)
@@ -105,10 +104,10 @@ def trace(
     data_spec: object = None,
     dump_dir: Folder = None,
 ) -> Traced:
-    """Traces a model's step; the model and its optimizers are built.
+    """Trace a model's step; the model and its optimizers are built.
 
     Args:
-        layers: the variables of each, in the order in which they are to be numbered.
+        layers: the variables of each layer, in the order of the layers' numbers.
         data_spec: the ``element_spec`` of the data, for a step that needs to know how many rows a batch has.
 
     Raises:
@@ -123,8 +122,8 @@ def trace(
     kept = [*names, *(op.name for op in traced.concrete.graph.control_outputs)]
     flat_def = _flat(model, graph_def, kept, dump_dir)
     index = GraphIndex(flat_def)
-    # The gradient of a condition on what weights have computed would be another one.  Those on labels and on
-    # counts of steps, as losses and schedules of learning rates have them, are ops like others.
+    # The gradient of a condition on values computed from weights would differ.  Conditions on labels and on
+    # counts of steps, as in losses and schedules of learning rates, are ops like others.
     weights = placeholders_of(traced.captured, trained_variables(model))
     for i in _computed_from(index, weights):
         if index.ops[i] == graph_protos.WHOLE_BRANCH:
@@ -174,9 +173,9 @@ def _flat_step(model: keras.Model, inputs: Packed) -> Callable[..., Any]:
 
 
 def _open_trace(flat: Callable[..., Any], inputs: Packed, data_spec: object) -> FlatTrace:
-    """Return the trace for any number of rows; for that of the data, where the step cannot do without.
+    """Return the trace for any number of rows, or for the data's, if the step needs a fixed number.
 
-    Not always for the latter: graph optimizers then change last bits, and a fit may go on with other data.
+    A fixed number is avoided: graph optimizers then change last bits, and a fit may go on with other data.
     """
     specs = tuple(map(nests.open_rows, inputs.specs))
     try:
@@ -193,7 +192,7 @@ def _open_trace(flat: Callable[..., Any], inputs: Packed, data_spec: object) -> 
 def name_variables(
     graph_def: graph_pb2.GraphDef, captured: Mapping[str, tf.Tensor], variables: Mapping[str, keras.Variable]
 ) -> None:
-    """Says in a graph, changed in place, which Keras variables its placeholders are, by unique names."""
+    """Name in a graph, changed in place, the Keras variables behind its placeholders, uniquely."""
     values = {name: keras_variables.value_of(variable) for name, variable in variables.items()}
     by_handle = {id(value.handle): name for name, value in values.items() if value is not None}
     for node in graph_def.node:
@@ -207,7 +206,7 @@ def name_variables(
 def _flat(
     model: keras.Model, graph_def: graph_pb2.GraphDef, kept: Sequence[str], dump_dir: Folder
 ) -> graph_pb2.GraphDef:
-    """Return the graph without function calls; these ops stay. Raises GraphError for loops and branches."""
+    """Return the graph without function calls; ``kept`` ops stay. GraphError: loops or branches."""
     whole = graph_protos.with_whole_branches(graph_def)
     flat_def = graph_protos.inline_graph_def(whole, list(dict.fromkeys(kept)))
     flat_def = _checked(GatesPass(), flat_def, dump_dir, 0)
@@ -218,14 +217,14 @@ def _flat(
 
 
 def _checked(change: Pass, graph_def: graph_pb2.GraphDef, dump_dir: Folder, ran: int) -> graph_pb2.GraphDef:
-    """Return the graph after a pass that is verified; ``ran`` passes have run before."""
+    """Return the graph after a verified pass; ``ran`` passes have run before."""
     result = PassPipeline([change], dump_dir, ran)(graph_def)
     VerifyPass(graph_def, result.replaced, relaxed_by(change))(result.graph_def)
     return result.graph_def
 
 
 def renumbered(traced: Traced, layers: Sequence[Collection[str]]) -> Traced:
-    """Return the step with its layers in another order; raises GraphError where it has others."""
+    """Return the step with its layers in another order; GraphError: it has other layers."""
     graph = _numbered(traced.graph, layers)
     return replace(traced, graph=graph, where=assign(graph, traced.index).where)
 
@@ -240,7 +239,7 @@ def placeholders_of(
 
 
 def _computed_from(index: GraphIndex, names: Collection[str]) -> Iterator[int]:
-    """Yield these ops and all that reads what they compute, in topological order."""
+    """Yield these ops and all that depend on them, in topological order."""
     computed: set[int] = set()
     for i in index.order:
         if index.names[i] in names or any(p in computed for p, _ in index.data_preds[i]):
@@ -249,7 +248,7 @@ def _computed_from(index: GraphIndex, names: Collection[str]) -> Iterator[int]:
 
 
 def _refuse_updates_together(graph: TrainingGraph, index: GraphIndex, where: Where) -> None:
-    """Raise GraphError where the last layer is updated by what the first one's gradient is computed to."""
+    """Raise GraphError if the last layer's update depends on the first layer's gradient."""
     last = len(graph.layers) - 1
     of_first = {name for name, at in where.items() if last and at == ("dW", 0)}
     if any(where.get(index.names[i]) == ("U", last) for i in _computed_from(index, of_first)):
@@ -273,7 +272,7 @@ def _numbered(graph: TrainingGraph, layers: Sequence[Collection[str]] | None) ->
 
 
 def _loop_message(model: keras.Model, op: str, loops: bool) -> str:
-    """Name the layer whose loop or branch it is."""
+    """Return a message that names the layer of a loop or branch."""
     layers = [part for part in keras_layers.parts_of(model) if part is not model]
     # TensorFlow numbers scopes of one name: lstm_1 is the second one of layer "lstm".
     scopes = [_NUMBER.sub("", scope) for scope in op.split("/")] + op.split("/")
@@ -297,7 +296,7 @@ def _loop_message(model: keras.Model, op: str, loops: bool) -> str:
 
 @dataclass(frozen=True)
 class Access:
-    """Is an op with side effects; ``states``: the placeholders of the variables that it reads or changes."""
+    """Describes an op with side effects; ``states``: placeholders of variables that it reads or changes."""
 
     name: str
     op: str
@@ -325,5 +324,5 @@ def read_where_it_is(
 
 
 def zeros_on(device: str, info: OutputInfo) -> tf.Variable:
-    """Return an untrained variable of zeros, of the shape and type of an op's output."""
+    """Return an untrained variable of zeros, with the shape and type of an op's output."""
     return keras_variables.zeros_on(device, tf.as_dtype(info.dtype), info.shape)

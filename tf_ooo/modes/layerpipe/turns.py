@@ -1,7 +1,7 @@
 """Orders a processor's tasks within a round: F, dO, dW, one after the other.
 
-A round's tasks belong to different batches and wait for nothing of each other: without an order all would
-run at once and take each other's caches.  What other processors wait for, F and dO, comes first.
+A round's tasks belong to different batches and do not wait for each other: without an order all would run at
+once and compete for caches.  F and dO, for which other processors wait, come first.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _LANE = tuple(Task(kind, 0) for kind in ("F", "dO", "dW"))
 
 @dataclass(frozen=True)
 class Turns:
-    """Holds a round in order.
+    """Holds a round whose tasks are in order.
 
-    ``before``: ``{op: control input}`` for the first ops of each processor where another round comes before.
-    ``ends``: ``{control input: tensor}``: the tensor of the round before that it stands for.
+    ``before``: ``{op: control input}`` for the first ops of each processor, if another round comes before.
+    ``ends``: ``{control input: tensor}``, the tensor of the round before for which it stands.
     """
 
     graph_def: graph_pb2.GraphDef
@@ -44,7 +44,7 @@ class Turns:
     ends: Mapping[str, str] = field(default_factory=dict)
 
     def copy(self, number: int, given: Collection[str], folder: Path | None) -> graph_pb2.GraphDef:
-        """Return the graph for one of several rounds: behind one that gives these control inputs."""
+        """Return the graph for one of several rounds, behind a round that gives these control inputs."""
         controls = {name: (control,) for name, control in self.before.items() if control in given}
         return verified(self.graph_def, folder, WaitsPass({}, {}, controls), ReseedPass(number))
 
@@ -52,7 +52,7 @@ class Turns:
 def in_turns(
     graph_def: graph_pb2.GraphDef, where: Where, device_of: Mapping[str, str], folder: Path | None
 ) -> Turns:
-    """Orders a round; no order where a task waits for another processor's of the same round, in a circle.
+    """Order a round; it stays unordered if tasks of two processors wait for each other in a cycle.
 
     Inputs that name none of the ops in the graph are given.
     """
@@ -87,7 +87,7 @@ def in_turns(
 def verified(
     graph_def: graph_pb2.GraphDef, folder: Path | None, *changes: Pass, ran: int = 0
 ) -> graph_pb2.GraphDef:
-    """Return a round after passes.  Raises VerifyError where these change more than they declare."""
+    """Return a round after passes.  VerifyError: they change more than they declare."""
     result = PassPipeline(changes, folder, ran)(graph_def)
     if result.modified:
         allowed = relaxed_by(*changes) | {Relaxation.NEW_NODES}
@@ -97,9 +97,9 @@ def verified(
 
 @dataclass(frozen=True)
 class WaitsPass(Pass):
-    """Has ops wait for others: control inputs, also of ops that are added, on these devices.
+    """Has ops wait for others: adds control inputs, also to added ops, on these devices.
 
-    ``joins`` do nothing; ``ends`` are tensors that are there when a processor's last task is done.
+    ``joins`` only wait; ``ends`` are tensors that exist once a processor's last task is done.
     """
 
     joins: Mapping[str, str]
@@ -125,7 +125,7 @@ class WaitsPass(Pass):
 
 @dataclass(frozen=True)
 class ReseedPass(Pass):
-    """Ops that draw from a seed of their own (``tf.random.normal``) get another one in each copy of a step.
+    """Gives ops with a seed of their own (``tf.random.normal``) another seed in each copy of a step.
 
     Each copy of such an op begins its stream anew: with one seed, all copies would draw the same numbers.
     Stateless ops, which Keras 3 uses, read their seeds from variables.  ``number``: the copy's, from 1.
@@ -160,7 +160,7 @@ def _tasks(index: GraphIndex, where: Where, device_of: Mapping[str, str]) -> dic
 
 
 def with_given(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """Return a round with placeholders for what it is given."""
+    """Return a round with placeholders for its given inputs."""
     names = {node.name for node in graph_def.node}
     read = {split_input(text)[0] for node in graph_def.node for text in node.input}
     whole = copy_of(graph_def)

@@ -1,10 +1,9 @@
-"""Chooses the weights that a backward pass multiplies with: those of its forward pass, rebuilt or the latest.
+"""Chooses the weights for a backward pass: those of its forward pass, rebuilt ones or the latest.
 
 A forward pass and its backward pass lie d rounds apart, and so do the weights of their layer.  ``stash``
 keeps those of the forward pass in registers: exact, and d copies of the weights in the end.  ``ema``
-(LayerPipe2, arXiv 2512.08160) rebuilds them, W(t-d) ~ W(t) + d G, where G is a moving average of what the
-updates take off the weights (for plain SGD lr times the gradient) over about d updates: one copy, whatever
-d is.  ``latest`` takes W(t).
+(LayerPipe2, arXiv 2512.08160) rebuilds them, W(t-d) ~ W(t) + d G, where G is a moving average of the updates
+(for plain SGD lr times the gradient) over about d steps: one copy, whatever d is.  ``latest`` takes W(t).
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ NOW = "_ooo_now"
 
 @dataclass(frozen=True)
 class LaterWeight:
-    """Is a placeholder for weights that a processor's backward passes read in place of the forward pass's.
+    """Describes a placeholder for weights that backward passes read instead of the forward pass's.
 
-    ``handle`` is the variable's.  They read in ``round``, ``behind`` updates later than that.
+    ``handle`` is the variable's.  They read in ``round``, ``behind`` updates later than the forward pass.
     """
 
     name: str
@@ -42,7 +41,7 @@ class LaterWeight:
 def with_later_weights(
     traced: Traced, weights: Mapping[str, int], stages: Stages
 ) -> tuple[Traced, tuple[LaterWeight, ...]]:
-    """Return the step with other inputs for the weights, ``{handle: layer}``, that dO and dW read."""
+    """Return the step in which dO and dW read the weights, ``{handle: layer}``, from other inputs."""
     later = _Later(traced, weights, stages)
     for node in traced.graph_def.node:
         later.take(node)
@@ -54,9 +53,9 @@ def with_later_weights(
 
 @dataclass(frozen=True)
 class LaterWeightsPass(Pass):
-    """Backward passes, whose ``inputs`` these then are, read other weights than forward passes.
+    """Has backward passes read other weights than forward passes, from these ``inputs``.
 
-    ``added``: placeholders for these weights, and copies of what is computed from them alone.
+    ``added``: placeholders for these weights, and copies of ops that depend on them alone.
     """
 
     added: tuple[node_def_pb2.NodeDef, ...]
@@ -74,7 +73,7 @@ class LaterWeightsPass(Pass):
 
 
 def from_weights(traced: Traced, weights: Collection[str]) -> dict[str, str]:
-    """Return ``{op: handle}`` of forward ops that depend on one weight and on nothing else but constants."""
+    """Return ``{op: handle}`` of forward ops that depend only on one weight and constants."""
     index = traced.index
     sources: dict[str, str] = {}
     constant: set[str] = set()
@@ -97,7 +96,7 @@ def from_weights(traced: Traced, weights: Collection[str]) -> dict[str, str]:
 
 
 class _Later:
-    """Finds what backward passes are to read, op by op."""
+    """Finds the inputs of backward ops, op by op."""
 
     def __init__(self, traced: Traced, weights: Mapping[str, int], stages: Stages) -> None:
         self.traced, self.weights, self.stages = traced, weights, stages
@@ -111,7 +110,7 @@ class _Later:
         self.inputs: dict[str, list[str]] = {}
 
     def take(self, node: node_def_pb2.NodeDef) -> None:
-        """Looks at the inputs of a dO or dW op."""
+        """Look at the inputs of a dO or dW op."""
         kind, layer = self.traced.where.get(node.name, ("", 0))
         if kind not in ("dO", HIGH, "dW"):
             return
@@ -124,7 +123,7 @@ class _Later:
             self.inputs.setdefault(node.name, list(node.input))[place] = tensor(copy, port)
 
     def _round(self, handle: str, processor: int) -> int:
-        """Return when a processor's backward passes read a variable: a round before if it is far away."""
+        """Return the round in which a processor's backward passes read a variable, earlier if far away."""
         away = self.stages.of["dW", self.weights[handle]] != processor
         return self.stages.backward_round_on(processor) - away
 

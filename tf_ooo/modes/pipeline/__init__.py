@@ -1,5 +1,4 @@
-"""Trains pipeline parallel: a model is cut into stages on several devices, of one process or of several
-hosts."""
+"""Trains pipeline parallel: a model is cut into stages on devices of one process or of several hosts."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ __all__ = ["tasks_of"]
 def tasks_of(graph_def: Any, replicas: int = 1) -> dict[str, Task]:
     """Return the task of each op of a graph that a pipeline runs (``report.rewritten_graph``).
 
-    Sums of gradients belong to the dW that they add, what comes once to the U that it serves.  With several
-    ``replicas`` the first one's tasks are returned.  A later turn's micro-batches are numbered on.
+    Sums of gradients belong to the dW that they add; ops that run once belong to the U that they serve. With
+    several ``replicas`` the first one's tasks are returned.  A later turn's micro-batches are numbered on.
     """
     from grappler_passes.analysis.steps import steps_of, turns_of  # noqa: PLC0415 - a worker needs no graphs
     from grappler_passes.graph.dependencies import GraphIndex  # noqa: PLC0415

@@ -1,5 +1,4 @@
-"""Compares steps on two micro-batches in one with the mean of the steps on each, now and later in
-training."""
+"""Compares steps on two joined micro-batches with the mean of the steps on each, now and later."""
 
 from __future__ import annotations
 
@@ -28,13 +27,13 @@ _LOG = logging.getLogger("tf_ooo")
 # Kernels add up other shapes in another order; in half precision each row's loss has three digits.
 ROUNDING = 1e-3
 _ROUNDING_OF_HALF = 3e-2
-# A gradient's difference beside its norm: rounding alone makes 1e-7 to 1e-5 of it; what the same rows make in
-# reverse order, or with rounded weights, is rounding, too.  A gradient this much smaller than the largest one
-# is only rounding.
+# Differences of gradients relative to their norm: rounding alone makes 1e-7 to 1e-5. The difference made by
+# the same rows in reverse order, or by rounded weights, is rounding, too.  A gradient this much smaller than
+# the largest one is only rounding.
 _GRADIENT_ROUNDING = 2e-5
 _BEYOND_ROUNDING = 8.0
-# A wide network has units on the edge of a relu, which rounding in another shape turns on or off, and each of
-# them changes gradients by a thousandth.  Weights that are moved by rounding show how much that makes.
+# A wide network has units on the edge of a relu, which rounding in another shape turns on or off; each of
+# them changes gradients by a thousandth.  Weights that are moved by rounding show how large that is.
 _ROUNDED = 1e-6
 _NEGLIGIBLE = 1e-3
 # So many pairs of micro-batches must agree: one of them alone may meet the kink of a relu.
@@ -57,15 +56,15 @@ _LATER_STEPS = (1, 3, 10, 31, 99, 1_000, 9_999, 100_000)
 
 @dataclass(frozen=True)
 class Compared:
-    """Holds two micro-batches in one, and the mean of each one's: losses, gradients and outputs.
+    """Compares two joined micro-batches with the mean of both: losses, gradients and outputs.
 
     Attributes:
         together, apart: the losses.
-        grads_off: how far each gradient is from the mean of both parts'; 0 where it may be rounding.
+        grads_off: how far each gradient is from the mean of both parts'; 0 if it may be rounding.
         norms: the norms of the gradients.
-        outputs_off: the largest difference of an output, beside the largest output.
+        outputs_off: the largest difference of an output, relative to the largest output.
         metrics_off: how far each metric's result is off, by name; ``logs_off``: how far each log is.
-        twice_off: how far the gradients are from the sum of both parts', beside their size.
+        twice_off: how far the gradients are from the sum of both parts', relative to their size.
     """
 
     together: float
@@ -78,22 +77,22 @@ class Compared:
     twice_off: float = 0.0
 
     def adds_up(self, exact: bool) -> bool:
-        """Return whether the loss is a sum of rows; where no noise is left in them, the gradients too."""
+        """Return whether the loss is a sum over rows; without noise in them, also the gradients."""
         loss_is_sum = abs(self.together - _SUM * self.apart) < _NEAR * abs(self.apart)
         return loss_is_sum and (self.twice_off < _NEAR or not exact)
 
     @property
     def agrees(self) -> bool:
-        """Return whether the gradients are the mean of both parts'; else it may still be rounding."""
+        """Return whether the gradients are the mean of both parts'; if not, it may still be rounding."""
         return bool(self.gradients_off(0.0).max(initial=0.0) <= _GRADIENT_ROUNDING)
 
     def loss_off(self, least: float) -> float:
-        """Return how far the loss is off, beside the larger one, or ``least`` where that is more."""
+        """Return the loss's difference relative to the larger one, or to ``least`` if that is more."""
         size = max(abs(self.together), abs(self.apart), least)
         return abs(self.together - self.apart) / size if size else 0.0
 
     def gradients_off(self, least: np.ndarray | float) -> np.ndarray:
-        """Return how far each gradient is off beside its norm, or ``least`` where that is more."""
+        """Return each gradient's difference relative to its norm, or to ``least`` if that is more."""
         norms = np.maximum(self.norms, least)
         scales = np.maximum(norms, _NEGLIGIBLE * norms.max(initial=0.0))
         beside: np.ndarray = np.divide(self.grads_off, scales, out=np.zeros(len(scales)), where=scales > 0)
@@ -101,13 +100,11 @@ class Compared:
 
 
 class Comparison:
-    """Compares a step on two micro-batches of so many ``rows`` in one with the step on each by itself: two
-    traces of it.
+    """Compares a step on two joined micro-batches of ``rows`` each with the steps on each, by two traces.
 
     ``gradients=False``: losses and outputs alone.  No variable is changed.
-    ``say_seconds`` is told what all will take.
-    ``exact``: whether losses and gradients tell; else random numbers or masks are left in them.
-    ``of_both``: the step on two micro-batches.
+    ``say_seconds`` is told the seconds of all. ``exact``: whether losses and gradients are free of random
+    numbers and masks. ``of_both``: the step on two micro-batches.
     """
 
     def __init__(
@@ -129,24 +126,24 @@ class Comparison:
         self._gradient_rounding = _ROUNDING_OF_HALF if half else _GRADIENT_ROUNDING
 
     def pairs_of(self, batch: object) -> list[Any]:
-        """Return the first neighbours of a batch."""
+        """Return the first pairs of neighbouring micro-batches of a batch."""
         together, whole = 2 * self.rows, rows_of(batch)
         pairs = parts_of(batch, [together] * (whole // together) + [whole % together])
         return [pair for pair in pairs if rows_of(pair) == together][:_PAIRS]
 
     def fits(self, batch: object) -> bool:
-        """Return whether a batch has such neighbours as the step was traced for."""
+        """Return whether a batch has such pairs as the step was traced for."""
         return [nests.signature(pair) for pair in self.pairs_of(batch)[:1]] == [self._signature]
 
     def compare(self, batches: Sequence[Any]) -> tuple[list[Any], list[Compared]]:
-        """Return the neighbours whose losses and gradients are finite, and how each of them compares."""
+        """Return the pairs whose losses and gradients are finite, and the comparison of each."""
         gates = self.of_both.closed_gates  # a term that a callback lets in later is there already
         with set_to(gates, {name: np.ones_like(gate.numpy()) for name, gate in gates.items()}):
             pairs = [(pair, each) for pair in batches if (each := self._compared(pair)) is not None]
         return [pair for pair, _ in pairs], [each for _, each in pairs]
 
     def difference(self, compared: Sequence[Compared], earlier: Sequence[Compared] = ()) -> str:
-        """Say how batches differ from their micro-batches, beside ``earlier`` ones; empty: they do not."""
+        """Say how batches differ from their micro-batches, beyond ``earlier`` ones; empty: not at all."""
         if compared and min(pair.outputs_off for pair in compared) > self._rounding:
             return "the outputs for two micro-batches in one are not those for each by itself"
         if not self.exact or not compared:
@@ -170,7 +167,7 @@ class Comparison:
         return ""
 
     def differing_metrics(self, compared: Sequence[Compared]) -> tuple[str, ...]:
-        """Return names of metrics, and logs, that are not for both in one what they are for each."""
+        """Return names of metrics and logs that differ between both joined and each alone."""
         if not compared or not self.exact:
             return ()
         # A metric's threshold may lie on the edge of rounding in one of them.
@@ -182,7 +179,7 @@ class Comparison:
         return tuple(name for name in off if off[name] > self._rounding)
 
     def states(self, batches: Sequence[Any]) -> StateKinds:
-        """Find how states follow, as they are and moved a little; each step is taken once more for that."""
+        """Find how states follow, as they are and moved a little; each step runs once more for that."""
         of_both = self.of_both
         if not of_both.states or self._of_part.random:
             return StateKinds()
@@ -191,7 +188,7 @@ class Comparison:
             return state_kinds([*as_they_are, *map(self._assigned, batches[:1])], of_both.used)
 
     def later_difference(self, batches: Sequence[Any]) -> str:
-        """Say how batches differ once counts of steps, and states, are as they will be some steps later."""
+        """Say how batches differ with counts of steps, and states, as they will be some steps later."""
         states = {name: state for name, state in self.of_both.states.items() if name in self.of_both.used}
         clocks = states | self.of_both.counters
         if not clocks or not batches:
@@ -212,12 +209,12 @@ class Comparison:
         return ""
 
     def difference_of(self, batches: Sequence[Any], earlier: Sequence[Compared] = ()) -> str:
-        """Compare as :meth:`difference`; most often the first neighbours tell that there is none."""
+        """Compare as :meth:`difference`; mostly the first pair shows that there is none."""
         first = self.difference(self.compare(batches[:1])[1], earlier)
         return first and self.difference(self.compare(batches)[1], earlier)
 
     def _stepped(self, pair: object, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return states after a step from these values, and counters that have counted it."""
+        """Return states after a step from these values, and counters that have counted the step."""
         states = self.of_both.states
         with set_to(states, {name: value for name, value in values.items() if name in states}):
             after = self.of_both(pair).states
@@ -275,7 +272,7 @@ class Comparison:
         return logs_off
 
     def _with_rounded_weights(self, pair: object, seed: int) -> Seen:
-        """Return the step with all that it reads moved by as much as rounding in a layer makes."""
+        """Return the step with its inputs moved by as much as a layer's rounding moves them."""
         numbers = np.random.default_rng(seed)
         read = {
             str(place): variable
@@ -291,12 +288,12 @@ class Comparison:
 
 
 def _dense(steps: Sequence[Seen]) -> list[list[np.ndarray]]:
-    """Return for each gradient that of each of these steps."""
+    """Return each gradient in each of these steps."""
     return [dense(grads) for grads in zip(*(seen.grads for seen in steps), strict=True)]
 
 
 def _twice_off(of_each: Sequence[Sequence[np.ndarray]]) -> float:
-    """Return how far gradients are from the sum of both parts', beside their size; ``of_each`` as below."""
+    """Return the gradients' difference from the sum of both parts', relative to their size."""
     size = math.hypot(*(_norm(together) for together, *_ in of_each))
     differences = (_norm(together - first - second) for together, first, second, *_ in of_each)
     return math.hypot(*differences) / size if size else 0.0
@@ -305,7 +302,7 @@ def _twice_off(of_each: Sequence[Sequence[np.ndarray]]) -> float:
 def _gradients_off(of_each: Sequence[Sequence[np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     """Return how far each gradient is from the mean of both parts', 0 for rounding; and the norms.
 
-    Each gradient is that of both parts together, of the first and of the second, and then of steps, if any,
+    Each item has the gradients of both parts together, of the first and of the second, then of optional steps
     that differ from both by rounding alone; the first of these has its rows in reverse.
     """
     norms = [max(map(_norm, grads[:3])) for grads in of_each]
@@ -330,7 +327,7 @@ def _norm(values: np.ndarray) -> float:
 
 
 def off(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the largest difference beside the largest number of ``a``; 0 where shapes differ."""
+    """Return the largest difference relative to the largest number of ``a``; 0 if shapes differ."""
     if a.shape != b.shape:
         return 0.0  # it has no row for each of the batch
     size = float(np.abs(a).max(initial=0.0))
@@ -338,7 +335,7 @@ def off(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _reversed(batch: object) -> Any:
-    """Return the batch with its rows in reverse order; what is not dense stays as it is."""
+    """Return the batch with its rows in reverse order; a batch with sparse parts stays as it is."""
     parts = tf.nest.flatten(batch)
     if not all(isinstance(part, tf.Tensor) for part in parts):
         return batch

@@ -1,4 +1,4 @@
-"""Looks at batches before a model is cut: is a step on one the mean of the steps on its micro-batches?"""
+"""Checks batches before a model is cut: is a step the mean of the steps on its micro-batches?"""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def division_of(model: keras.Model, options: Pipeline) -> Division:
 
 
 def micro_batch_notes(model: keras.Model, rows: Sequence[int]) -> list[str]:
-    """Say what micro-batches of so many ``rows`` each change in the result of training."""
+    """Say how micro-batches of so many ``rows`` change the result of training."""
     texts = []
     names = keras_layers.normalizing_in_training(model)
     if names:
@@ -130,11 +130,11 @@ _UNLIKE = (
 
 
 class FirstBatch:
-    """Builds a model with its first batch, and compares that with its micro-batches; stays from fit to fit.
+    """Builds a model with its first batch and compares that with its micro-batches; kept from fit to fit.
 
     Attributes:
-        states: how those of the model follow from micro-batches, as was seen then.
-        pass_s: what tracing a pass took then; 0: none was traced.
+        states: how the model's states follow from micro-batches, as was seen then.
+        pass_s: seconds of tracing a pass then; 0: none was traced.
     """
 
     def __init__(self, plans: PipelinePlans) -> None:
@@ -147,7 +147,7 @@ class FirstBatch:
     def build(
         self, model: keras.Model, batch: object, iterator: object, is_never_whole: Callable[[], bool]
     ) -> None:
-        """Make all variables, ask ``is_never_whole``, and look at the loss, unless that was switched off."""
+        """Make all variables, ask ``is_never_whole``, and check the loss, unless that was switched off."""
         plans, options = self._plans, self._plans.options
         plans.find_limit()
         on_host, rows = in_host_memory(model), plans.division.split(rows_of(batch))
@@ -170,7 +170,7 @@ class FirstBatch:
             self._warn(_LOSS_UNCHECKED)
 
     def _check_loss(self, model: keras.Model, batch: object, microbatches: int, on_host: bool) -> None:
-        """Look once for such batches, until the model is compiled again."""
+        """Check such batches once, until the model is compiled again."""
         key = self._plans.distributed.stock, nests.signature(batch), microbatches
         if key[0] is None or self._checked != key:
             what = "looking whether rows of a batch depend on each other"
@@ -183,17 +183,17 @@ class FirstBatch:
             self._warn(_METRIC.format(name))
 
     def look_at_later(self, batch: object, moved: Callable[[], Mapping[int, Any]]) -> None:
-        """Raise StepRefused where rows meet in this batch that did not in the first one."""
+        """Raise StepRefused if rows interact in this batch that did not in the first one."""
         self._plans.distributed.report.note(self._later.check(batch, moved) if self._later else "")
 
     def compare_no_later(self) -> None:
-        """There is no device on which the whole model may run beside the pipeline."""
+        """Compare no later batch, as no device beside the pipeline may run the whole model."""
         if self._later is not None:
             self._later = None
             self._plans.distributed.report.note(_FIRST_ONLY)
 
     def say_what_changes(self, model: keras.Model, rows: Sequence[int]) -> None:
-        """Warns of what micro-batches of so many rows change in the result; what was said before goes."""
+        """Warn how micro-batches of so many rows change the result; earlier warnings are withdrawn."""
         report, names = self._plans.distributed.report, keras_layers.normalizing_in_training(model)
         if names and self._plans.options.batch_norm == WHOLE_BATCH:
             report.note(_STAYS_WHOLE.format(first_of(names)))
@@ -213,19 +213,19 @@ def check_loss(
     gradients: bool = True,
     say_seconds: Callable[[float], None] = lambda seconds: None,
 ) -> tuple[StateKinds, LaterBatches | None, float]:
-    """Raise StepRefused where a step adds up rows, or compares them.
+    """Raise StepRefused if a step adds up rows or compares them with each other.
 
-    Looks at the loss and the gradients that the optimizers would be given, of neighbouring micro-batches,
-    two in one and each by itself, without dropout and batch statistics, and with one number in the place of
-    all random ones.  No variable is changed.  Where the loss is divided by masks the outputs are compared
-    instead.  ``gradients=False`` compares losses and outputs alone.  Refused is also a step whose result
-    depends on a state that does not follow from micro-batches, and one that does so in later steps, as the
-    count of steps or a state that it changes will be another number then.
+    Compares the loss and the gradients for the optimizers of neighbouring micro-batches, joined and each by
+    itself, without dropout and batch statistics, and with one number in the place of all random ones.  No
+    variable is changed.  If the loss is divided by masks, outputs are compared instead.  ``gradients=False``
+    compares losses and outputs alone.  A step is also refused if its result depends on a state that does not
+    follow from micro-batches, also if that is so only in later steps, after the count of steps or a state has
+    changed.
 
-    ``say_seconds`` is told about how many all this will take, once a first trace tells.
+    ``say_seconds`` is told about the seconds of all this after a first trace.
 
-    Returns how states follow from micro-batches, what compares later batches (None: nothing does), and the
-    seconds of a pass that was traced for that (0: none was).
+    Returns how states follow from micro-batches, an object that compares later batches (or None), and the
+    seconds of tracing a pass (0: none was traced).
     """
     rows = split_rows(rows_of(batch), microbatches)
     if len(rows) == 1:
@@ -266,9 +266,9 @@ def check_loss(
 
 
 class LaterBatches:
-    """Compares rows again in the batches 2, 4, 8, ...: there they may meet that did not in the first one.
+    """Compares rows again in batches 2, 4, 8, ...: rows may interact there that did not in the first one.
 
-    From the 32nd batch on only while that has taken less than 2% of the time since the first one.
+    From the 32nd batch on it does so only while that takes less than 2% of the time since the first one.
     """
 
     def __init__(self, comparison: Comparison, first: list[Compared]) -> None:
@@ -277,7 +277,7 @@ class LaterBatches:
         self._began_s, self._took_s = time.perf_counter(), 0.0
 
     def check(self, batch: object, present: Callable[[], Mapping[int, Any]]) -> str:
-        """Raise StepRefused where rows meet. Returns why no batch is compared from now on; empty: they are.
+        """Raise StepRefused if rows interact. Return why no batch is compared from now on, or "".
 
         ``present``: each moved variable, by the ``id`` of its old handle.
         """
@@ -326,8 +326,7 @@ def _refused(model: keras.Model, batch: object, rows: int, difference: str) -> S
 
 
 def _refuse_if_whole_runs(model: keras.Model, batch: object, microbatches: int, error: Exception) -> None:
-    """Raise StepRefused where the step fails on parts of a batch, with ``error``, and does not on all of
-    it."""
+    """Raise StepRefused if a step that failed with ``error`` on parts of a batch runs on all of it."""
     try:
         LookedAt(model, batch, gradients=False)(batch)
     except Exception:  # the model's own fault
@@ -344,7 +343,7 @@ def _refuse_if_whole_runs(model: keras.Model, batch: object, microbatches: int, 
 
 
 def _first_place(model: keras.Model, batch: object, rows: int) -> str:
-    """Name the layer and the op at which rows first differ from those of each part; empty: nowhere."""
+    """Name the layer and op at which rows first differ from those of each part; empty: nowhere."""
     try:
         pair = parts_of(batch, [2 * rows, rows_of(batch) - 2 * rows])[0]
         (both,) = forward_tensors(model, [pair])
@@ -374,7 +373,7 @@ def _title(model: keras.Model, tensor: str) -> str:
 
 
 def _no_weight_of_one_value(model: keras.Model) -> AbstractContextManager[None]:
-    """Move weights of one value a little inside the block: a gate of zeros hides what stands behind it."""
+    """Move weights of one value a little inside the block, as a gate of zeros hides later layers."""
     numbers, alike, moved = np.random.default_rng(0), dict[str, Any](), dict[str, np.ndarray]()
     for place, value in enumerate(values_of(model.trainable_variables)):
         if value is None or not value.dtype.is_floating:

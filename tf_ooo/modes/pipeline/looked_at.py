@@ -1,4 +1,4 @@
-"""Looks at a train step that is looked at: its loss, its gradients and its outputs, without an update."""
+"""Runs a train step only to look at its loss, gradients and outputs, without an update."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LOG = logging.getLogger("tf_ooo")
 
 @dataclass(frozen=True)
 class Slices:
-    """Is the gradient of an embedding: values for rows, which may come several times."""
+    """Holds the gradient of an embedding: values for rows, which may occur several times."""
 
     rows: np.ndarray
     values: np.ndarray
@@ -40,8 +40,8 @@ class Slices:
 class Seen:
     """Holds the loss of one batch, a gradient for each place of each update, the model's outputs and states.
 
-    ``metrics``: the variables of all metrics after it; ``results``: what the metrics say then, by name;
-    ``logs``: numbers that :func:`silent_logs` finds among what the step returns.
+    ``metrics``: the variables of all metrics after it; ``results``: the metrics' results, by name; ``logs``:
+    numbers that :func:`silent_logs` finds in the step's outputs.
     """
 
     loss: float
@@ -61,14 +61,14 @@ class Seen:
 class LookedAt:
     """Runs ``train_step`` as in inference, with one constant for all random numbers; no variable changes.
 
-    ``gradients=False`` leaves the gradients out, where there is no memory for them.
+    ``gradients=False`` leaves the gradients out, if memory is too small for them.
 
     Attributes:
-        trace_s: what tracing it took.
-        random: whether random numbers are left, in functions that it calls.
-        states: variables that are not trained and that the step assigns, by path.
+        trace_s: seconds of tracing it.
+        random: whether random numbers are left in functions that it calls.
+        states: untrained variables that the step assigns, by path.
         used: names of those on which the loss or a gradient depends, in this step or a later one.
-        made: how the batch's logs are made of micro-batches', by name.
+        made: how the batch's logs follow from micro-batches' logs, by name.
     """
 
     def __init__(self, model: keras.Model, batch: Any, gradients: bool = True) -> None:
@@ -82,7 +82,7 @@ class LookedAt:
         self.states = _states(model, self._restoring.changed)
 
     def __call__(self, batch: object, after: Seen | None = None) -> Seen:
-        """Run it on a batch; ``after`` has metrics go on where they were then."""
+        """Run it on a batch; ``after`` has metrics continue from their values then."""
         # To optimize the graph would take longer than the few steps that are looked at.
         if self._as_traced:
             try:
@@ -108,12 +108,12 @@ class LookedAt:
 
     @property
     def variables(self) -> list[Any]:
-        """Return all that the trace reads or changes."""
+        """Return all variables that the trace reads or changes."""
         return list(self._restoring.concrete.graph.variables)
 
     @property
     def closed_gates(self) -> dict[str, Any]:
-        """Return scalar variables of value zero that the step only reads, as a factor of a term does."""
+        """Return scalar variables of value zero that the step only reads, such as a factor of a term."""
         changed = {id(variable.handle) for variable in self._restoring.changed}
         read = [variable for variable in self.variables if id(variable.handle) not in changed]
         gates = [v for v in read if v.dtype.is_floating and v.shape.rank == 0 and float(v) == 0.0]
@@ -121,8 +121,7 @@ class LookedAt:
 
     @property
     def counters(self) -> dict[str, Any]:
-        """Return single whole numbers, no states, on which the loss or a gradient depends, as a count of
-        steps."""
+        """Return scalar integers, no states, on which loss or gradients depend, as a count of steps."""
         states, paths = set(map(id, self.states.values())), _paths_of(all_variables(self._model))
         counters = {
             paths.get(id(number.handle)) or keras_variables.unique_name_of(number): number
@@ -133,7 +132,7 @@ class LookedAt:
 
     @property
     def values(self) -> dict[str, np.ndarray]:
-        """Return the states as they are."""
+        """Return the present values of the states."""
         return {path: variable.numpy() for path, variable in self.states.items()}
 
     @property
@@ -141,7 +140,7 @@ class LookedAt:
         return self._read_of(self.states)
 
     def _read_of(self, variables: Mapping[str, Any]) -> set[str]:
-        """Return names of those that the results are computed from, or what is assigned to such variables."""
+        """Return names of these variables on which results, or assignments to such variables, depend."""
         concrete = self._restoring.concrete
         inside = {id(outer): inner for outer, inner in concrete.graph.captures}
         names = {id(inside[id(variable.handle)]): name for name, variable in variables.items()}
@@ -168,8 +167,7 @@ class LookedAt:
 
 
 def _states(model: keras.Model, changed: Sequence[Any]) -> dict[str, Any]:
-    """Return the variables among these that are not trained, nor a metric's, an optimizer's or a seed, by
-    name."""
+    """Return by name the untrained ones that belong to no metric, optimizer or seed."""
     paths = _paths_of(model.weights)
     trained = set(map(key_of, keras_fits.trained_variables(model)))
     no_states = set(map(key_of, all_variables(model))) - paths.keys() | trained
@@ -182,7 +180,7 @@ def _states(model: keras.Model, changed: Sequence[Any]) -> dict[str, Any]:
 
 
 def _results(model: keras.Model) -> dict[str, np.ndarray]:
-    """Return the metrics' results by name, without those that say nothing yet, or no numbers."""
+    """Return the metrics' results by name, without those that have no value yet, or no numbers."""
     results = {}
     for metric in model.metrics:
         with contextlib.suppress(Exception):  # a class of the user's
@@ -199,7 +197,7 @@ def _paths_of(variables: Sequence[Any]) -> dict[int, str]:
 def _traced_step(
     model: keras.Model, batch: object
 ) -> tuple[list[Any], list[Any], list[Any], Any, int | None]:
-    """Trace losses, gradients, outputs and logs; return them, and how many ops come before any gradient.
+    """Trace losses, gradients, outputs and logs; return them, and how many ops precede any gradient.
 
     BackendError: ``train_step`` changes gradients.
     """
@@ -250,9 +248,9 @@ def forward_tensors(model: keras.Model, batches: Sequence[Any]) -> list[dict[str
 
 
 def _key(tensor: tf.Tensor) -> str:
-    """Return the tensor's name, and the names of what it is computed from.
+    """Return the tensor's name with the names of its inputs.
 
-    Keras computes ``a + b`` of one row by another op than of several, so that a name alone is another sum's.
+    Keras computes ``a + b`` of one row by another op than of several, so a name alone may be another sum's.
     """
     return " ".join([tensor.name, *(given.name for given in tensor.op.inputs)])
 
@@ -269,7 +267,7 @@ def _value_of(grad: tf.Tensor | tf.IndexedSlices) -> np.ndarray | Slices:
 
 
 def dense(grads: Sequence[np.ndarray | Slices]) -> list[np.ndarray]:
-    """Return one variable's gradients from several batches as arrays of the rows that any of them has."""
+    """Return one variable's gradients from several batches as arrays of the rows that any has."""
     if not any(isinstance(grad, Slices) for grad in grads):
         return [np.asarray(grad, np.float64) for grad in grads]
     rows = np.unique(np.concatenate([grad.rows for grad in grads if isinstance(grad, Slices)]))

@@ -1,4 +1,4 @@
-"""Runs first steps of a pipeline's fit: measured on one device, or taken apart only, to make the plan."""
+"""Runs first steps of a pipeline's fit, measured on one device or only taken apart, to make the plan."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _TAKEN_APART = 2
 
 
 class Beginning(Training):
-    """There is no plan yet, or no plan any more."""
+    """Has no plan yet, or no longer one."""
 
     def __init__(self, steps: PipelineSteps) -> None:
         self._steps = steps
 
     @collector_paused()
     def run(self, given: Given) -> Any:
-        """Run the first step, in the phase that is entered."""
+        """Enter the next phase, and run the first step in it."""
         steps, plans, batch = self._steps, self._steps.plans, given[0]
         steps.began_s = time.perf_counter()
         steps.first_batch.build(steps.model, *given, lambda: steps.never_whole)
@@ -47,8 +47,8 @@ class Beginning(Training):
         if plans.planned_from is not None:
             steps.experiment.enter(Planned(steps, plans.plan_from(*plans.planned_from)))
         elif steps.never_whole and len(rows) > _TAKEN_APART:
-            # Enough to know all from; the whole step takes many times as long to trace.  In one replica,
-            # so that there is a sum.
+            # These micro-batches tell everything; the whole step takes many times as long to trace.  One
+            # replica suffices, so that gradients are summed.
             measuring = Measuring(steps, batch, Division(_TAKEN_APART), 1)
             steps.experiment.enter(measuring)
             parts = parts_of(batch, (sum(rows[:_TAKEN_APART]), sum(rows[_TAKEN_APART:])))
@@ -81,7 +81,7 @@ class Measuring(Training):
         """Return the least share of the forward pass for a part of a layer.
 
         Ranks divide layers alike, or not at all.
-        A schedule of the user's own that was planned with ``costs`` of whole layers counts those.
+        A user's own schedule that was planned with ``costs`` of whole layers counts whole layers.
         """
         plans, costs = self._steps.plans, self._steps.options.costs
         of_whole = costs is not None and not any(is_part(layer.name) for layer in costs.layers)
@@ -120,12 +120,12 @@ class Measuring(Training):
         return outputs
 
     def take_apart(self, some: object, given: Given) -> Any:
-        """Take a step on some rows apart, which does not run; the first step is cut."""
+        """Take a step on some rows apart without running it; the first step that runs is cut."""
         self._first.run(some)
         return self._cut_first(given)
 
     def _cut_first(self, given: Given) -> Any:
-        """The step was taken apart, and has not run."""
+        """Run the first step cut: it was taken apart, and has not run."""
         steps, plans, batch = self._steps, self._steps.plans, given[0]
         options, report = steps.options, steps.report
         steps.first_batch.compare_no_later()
@@ -145,7 +145,7 @@ class Measuring(Training):
     def _plan(
         self, step: StepGraph, costs: CostTable, measured: bool = True
     ) -> tuple[PlannedPipeline, TracedBefore | None]:
-        """Return the plan, and the step as it was traced for one device, if it may be placed as it is."""
+        """Return the plan, and the step as traced for one device, if it may be placed unchanged."""
         steps, plans, first = self._steps, self._steps.plans, self._first
         started = time.perf_counter()
         plans.rows = first.rows
@@ -159,7 +159,7 @@ class Measuring(Training):
         return pipeline, before
 
     def _compare(self, batch: object, serial_s: float) -> None:
-        """Compare with one device; where that may train instead, also in a fit of unknown length."""
+        """Compare with one device, if that may train instead, even in a fit of unknown length."""
         steps, plans, distributed = self._steps, self._steps.plans, self._steps.plans.distributed
         may_fall_back, compare = plans.may_fall_back(), steps.options.compare
         if compare is None and distributed.steps is None and may_fall_back:

@@ -1,4 +1,4 @@
-"""Plans how many replicas of a pipeline share the devices of one training process: each number is tried.
+"""Plans how many replicas of a pipeline share one process' devices, by trying each number.
 
 No TensorFlow here.
 """
@@ -32,15 +32,15 @@ _LOOPS_PER_DEVICE = 2
 
 @dataclass(frozen=True)
 class Replicas:
-    """Holds so many replicas, each on so many devices; ``plan`` None: ``reason`` says why there is none.
+    """Holds replicas, each on equally many devices; ``plan`` None: ``reason`` says why there is none.
 
     Attributes:
         plan: the plan of one replica.
-        step_s: seconds of a step of all of them side by side, with ``exchange_s`` in which the busiest device
-            sends and receives gradients and weights.
+        step_s: seconds of a step of all of them side by side, including ``exchange_s``, in which the busiest
+            device sends and receives gradients and weights.
         holders: the replica that holds each layer's variables.
         peak_bytes: each device's peak in a replica, the highest among replicas.
-        limit_bytes: the lowest limit that these keep, where that is of the device that has most memory.
+        limit_bytes: the lowest limit that these keep, as a limit of the device with most memory.
     """
 
     count: int
@@ -56,10 +56,10 @@ class Replicas:
 
 @dataclass(frozen=True)
 class Mesh:
-    """Holds what was chosen, all that were compared, and what was asked for of all devices.
+    """Holds the chosen plan, all that were compared, and the request for all devices.
 
-    ``on``: the numbers of the devices that are used; (): all.  ``parts``: the micro-batches that
-    layers' costs are of, where several of them are one here; 0: none are.
+    ``on``: the numbers of the used devices; (): all.  ``parts``: the number of micro-batches for which
+    layers' costs hold, if they are joined here; 0: they are not.
     """
 
     chosen: Replicas
@@ -70,7 +70,7 @@ class Mesh:
     parts: int = 0
 
     def of(self, devices: Sequence[Value]) -> tuple[Value, ...]:
-        """Return the used ones of the devices, or of what is known of them."""
+        """Return the used ones of the devices, or of values for each device."""
         return tuple(devices[number] for number in self.on) if self.on else tuple(devices)
 
     @property
@@ -93,25 +93,25 @@ class Mesh:
 
     @property
     def larger(self) -> float:
-        """Return how many times as large a micro-batch is as those that layers' costs are of."""
+        """Return the size of a micro-batch relative to those for which layers' costs hold."""
         return self.parts / self.wanted.microbatches if self.parts else 1.0
 
     def slower_by(self) -> list[float]:
-        """Return for each layer how many times as long its devices take, as the mean of replicas."""
+        """Return for each layer how many times as long its devices take, as a mean over replicas."""
         link, numbers, each = self.wanted.link, self.plan.schedule.device_of_stage, self.chosen.devices
         stages = [link.speeds_of(range(number, self.replicas * each, each)) for number in numbers]
         means = [sum(1 / speed for speed in speeds) / len(speeds) for speeds in stages]
         return [means[stage] for stage in stage_of_layer(self.plan.problem.bounds)]
 
     def with_costs(self, layers: Sequence[LayerCosts]) -> Mesh:
-        """Return the same plan, of layers with other costs."""
+        """Return the same plan for layers with other costs."""
         plan = with_costs(self.plan, _shared(layers, self.replicas))
         chosen = _beside(plan, layers, self.replicas, self.chosen.devices, self.wanted.link)
         return dataclasses.replace(self, chosen=chosen, plan=plan)
 
 
 def counts_of(replicas: int | str | None, devices: int, microbatches: int) -> tuple[int, ...]:
-    """Return how many replicas to try.  OptionsError: so many cannot share the devices or micro-batches."""
+    """Return the numbers of replicas to try.  OptionsError: they cannot share devices or micro-batches."""
     even = [count for count in range(1, devices + 1) if devices % count == 0]
     if replicas == AUTO:
         return tuple(count for count in even if count <= microbatches)
@@ -149,9 +149,9 @@ def make_mesh(layers: Sequence[LayerCosts], units: Bounds, asked: PlanRequest, c
 
 
 def with_whole_parts(mesh: Mesh, layers: Sequence[LayerCosts], units: Bounds) -> Mesh:
-    """Return the mesh with one micro-batch for each device, where each replica is one and these fit.
+    """Return the mesh with one micro-batch per device, if each replica is one device and these fit.
 
-    There no device waits for another one's micro-batch, and one large one takes no longer than small ones.
+    Then no device waits for another's micro-batch, and a large one takes no longer than several small ones.
     """
     asked, count = mesh.wanted, mesh.replicas
     if mesh.chosen.devices > 1 or count in (1, asked.microbatches):
@@ -168,7 +168,7 @@ def with_whole_parts(mesh: Mesh, layers: Sequence[LayerCosts], units: Bounds) ->
 
 
 def _within_limit(layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest, count: int) -> Replicas:
-    """Plan so many replicas, with less memory where one holds more than its share, or MemoryLimitError."""
+    """Plan so many replicas, with less memory if one holds more than its share, or raise MemoryLimitError."""
     asked, limit_bytes = wanted.of_replica(count), wanted.planned_limit_bytes
     measured, predicted = PEAK_MARGIN
 
@@ -237,7 +237,7 @@ def _beside(plan: Plan, layers: Sequence[LayerCosts], count: int, devices: int, 
 
 
 def _shared(layers: Sequence[LayerCosts], count: int) -> tuple[LayerCosts, ...]:
-    """Return costs as if each replica held a share of slots and updates, and the others' gradients of it."""
+    """Return costs as if each replica held a share of slots and updates, and of the others' gradients."""
     if count == 1:
         return tuple(layers)
     return tuple(
@@ -253,9 +253,9 @@ def _shared(layers: Sequence[LayerCosts], count: int) -> tuple[LayerCosts, ...]:
 def on_best_devices(layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest) -> Mesh:
     """Plan on all devices, or without the slowest ones, one after the other as long as that is faster.
 
-    Where no plan fits, without those that have the least memory: each replica holds all of a stage.
+    If no plan fits, devices of least memory are left out instead: each replica holds all of a stage.
 
-    Raises what :func:`make_mesh` raises for all devices, where fewer have no plan either.
+    Raises what :func:`make_mesh` raises for all devices, if fewer have no plan either.
     """
     numbers = list(range(wanted.devices))
     best: Mesh | None = None
@@ -288,10 +288,10 @@ def on_best_devices(layers: Sequence[LayerCosts], units: Bounds, wanted: PlanReq
 
 
 def loop_parts(asked: int | str, recurrent: int, devices: int, microbatches: int) -> int:
-    """Return loops of each of so many recurrent layers; 1: they stay whole.
+    """Return the number of loops of each of so many recurrent layers; 1: they stay whole.
 
-    By itself nothing is parted where each device may have a layer, or one micro-batch leaves nothing to do at
-    the same time.
+    Unless asked for, loops stay whole if each device may have a layer, or if a single micro-batch leaves
+    nothing to overlap.
     """
     if asked != AUTO:
         return int(asked)
@@ -304,7 +304,7 @@ def loop_parts(asked: int | str, recurrent: int, devices: int, microbatches: int
 class Pieces:
     """Says whether a batch passes whole, or in pieces of as many rows as fit.
 
-    ``rows``: those of a training micro-batch, which fit in any case; 0: nothing is cut.  ``most_rows``: that
+    ``rows``: those of a training micro-batch, which always fit; 0: nothing is cut.  ``most_rows``: most that
     fit.
     """
 
@@ -312,7 +312,7 @@ class Pieces:
     most_rows: float = math.inf
 
     def of(self, rows: int) -> tuple[int, ...]:
-        """Return rows of each piece, none empty; one: the batch passes whole."""
+        """Return the rows of each piece, none empty; a single piece: the batch passes whole."""
         fit = max(self.rows, self.most_rows)
         if not self.rows or rows <= fit:
             return (rows,)
@@ -321,12 +321,11 @@ class Pieces:
 
 
 def pieces_of(mesh: Mesh, rows: int, limit_bytes: int | None) -> Pieces:
-    """Make the pieces of a plan; 0 ``rows`` of a traced micro-batch: they are not known, nothing is cut.
+    """Make the pieces of a plan; 0 ``rows`` of a traced micro-batch: not known, nothing is cut.
 
-    A forward pass is taken to need, beside the weights and slots of a device, all tensors of one layer at a
-    time, for which training keeps those of each layer.  Of replicas each counts as in the plan, with copies
-    of what others hold.  ``limit_bytes``: that of predicted peaks, on the device that has most memory; None:
-    none.
+    A forward pass is assumed to need, besides the weights and slots of a device, all tensors of one layer at
+    a time; training keeps those of every layer.  Each replica counts as in the plan, with copies of what
+    others hold.  ``limit_bytes``: the limit of predicted peaks, on the device with most memory; None: none.
     """
     if not rows or limit_bytes is None:
         return Pieces()
@@ -345,7 +344,7 @@ def pieces_of(mesh: Mesh, rows: int, limit_bytes: int | None) -> Pieces:
 
 
 def mesh_within(make: Callable[[PlanRequest], Mesh], wanted: PlanRequest, limit: Limit) -> Mesh:
-    """Plan with ``make``; the plan without a reported limit stays if it fits. MemoryLimitError: none does."""
+    """Plan with ``make``, ignoring a reported limit if that plan fits it. MemoryLimitError: none does."""
     if limit.reported:
         free = make(dataclasses.replace(wanted, memory_limit_bytes=None))
         if limit.is_far_from(free.chosen.limit_bytes):

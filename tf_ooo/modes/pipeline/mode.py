@@ -1,5 +1,4 @@
-"""Runs a pipeline's fits: what is refused before one begins, stock steps where they may be all, then cut
-steps."""
+"""Runs a pipeline's fits: refuses some early, runs stock steps if these may suffice, then cut steps."""
 
 from __future__ import annotations
 
@@ -43,17 +42,17 @@ _TRACES = 4
 _ENOUGH = 8
 # Tracing and TensorFlow's graphs with their optimizers take so much: for 10 to 20 dense layers 280 to 310 MB.
 _GRAPH_BYTES = 280_000_000
-# These shares of the bytes of weights were measured there: what is on its way to workers in the same moment;
+# These shares of the bytes of weights were measured: for tensors sent to workers at the same moment, and for
 # gradients, which stages that run here also hold as sums.
 _SENT, _WHOLE, _COMPUTED_HERE = 0.5, 1.0, 1.4
 
 
 class PipelineMode:
-    """Nothing falls back here unless ``fall_back`` is asked for: the model is distributed by request.
+    """Keeps a pipeline; nothing falls back unless ``fall_back`` is asked for: it was chosen explicitly.
 
     Attributes:
-        plans: what is known of the model trained last.
-        first_batch: what was looked at before that was cut.
+        plans: plans of the model trained last.
+        first_batch: checks before that model was cut.
     """
 
     keeps_stock = False
@@ -65,11 +64,11 @@ class PipelineMode:
         self._refused = ""
 
     def join(self) -> Engine:
-        """This process trains alone."""
+        """Return the engine of one process, which trains alone."""
         return self.plans.ranks.engine
 
     def check(self, model: keras.Model, steps: int | None) -> None:
-        """Check all before anything has changed.
+        """Check everything before anything changes.
 
         BackendError: no such devices, a model that cannot be cut, or too little memory in this process.
         ScheduleError: a schedule's file.
@@ -112,7 +111,7 @@ class PipelineMode:
         return own.schedule.workers if own and self.options.replicas == AUTO else self.options.replicas
 
     def _read_own(self, path: str | os.PathLike[str]) -> None:
-        """Read the user's own schedule; where it is another than before, it is planned with anew."""
+        """Read the user's own schedule; if it has changed, plan anew."""
         before, options = self.plans.own, self.options
         if not os.path.exists(path):
             raise ScheduleError(
@@ -143,7 +142,7 @@ class PipelineMode:
         return None if self.plans.one_device else fit
 
     def fit_of(self, model: keras.Model, steps: int | None) -> PipelineFit:
-        """Make a fit, with the former plan if that was of the same step on the same devices."""
+        """Make a fit, with the former plan if step and devices are the same."""
         if in_host_memory(model):
             evaluate_in_host_memory(model)
         self.plans.begin(model, steps)
@@ -154,7 +153,7 @@ class PipelineMode:
 
 
 class PipelineFit(Experiment):
-    """Is a fit of a model, in executions as Keras asks for them."""
+    """Represents a fit of a model, in executions as Keras asks for them."""
 
     def __init__(self, plans: PipelinePlans, first_batch: FirstBatch, model: keras.Model) -> None:
         self._plans, self._model = plans, model
@@ -166,7 +165,7 @@ class PipelineFit(Experiment):
         forget_steps(plans.distributed.report)
 
     def _stock_first(self, steps: int, stock: Callable[[Any], Any]) -> StockFirst:
-        """Return what finds out from stock steps whether a pipeline pays."""
+        """Return the phase that finds out from stock steps whether a pipeline pays."""
         plans, together = self._plans, train_function.steps_per_execution(self._model)
 
         def keep(budget: Budget) -> None:
@@ -195,7 +194,7 @@ class PipelineFit(Experiment):
             self._plans.distributed.say_if_slower()
 
     def by_batches(self, batches: list[Any], iterator: object) -> Any:
-        """Return one execution, batch by batch, as long as one device is not known to do better."""
+        """Run one execution, batch by batch, until one device is known to do better."""
         outputs, plans = None, self._plans
         for number, batch in enumerate(batches, 1):
             try:
@@ -210,7 +209,7 @@ class PipelineFit(Experiment):
         return outputs
 
     def _go_on_with_stock(self, rest: list[Any], iterator: object) -> Any:
-        """Go on with stock, first with the rest of this execution, whose logs it returns; None: no rest."""
+        """Continue with stock: run the rest of this execution and return its logs; None: there is no rest."""
         self.steps.bring_back()
         stock = self._plans.distributed.stock
         if stock is None:
@@ -223,7 +222,7 @@ class PipelineFit(Experiment):
 
 
 class ByBatches(Experiment):
-    """Executions are run batch by batch; what else is to be done is up to the phase of the steps."""
+    """Runs executions batch by batch; everything else is left to the phase of the steps."""
 
     def __init__(self, fit: PipelineFit) -> None:
         super().__init__(fit.steps.experiment)
@@ -237,13 +236,12 @@ class ByBatches(Experiment):
 
 
 def check_host_memory(model: keras.Model, options: Pipeline) -> None:
-    """Raise BackendError: what is made before the first step would not fit beside the weights; nothing is
-    made yet.
+    """Raise BackendError if what is made before the first step would not fit beside the weights.
 
-    The slots of the model's optimizer stay in this process while stages train with copies.  Beside them come
-    graphs, what is on its way to workers, and gradients where stages, or the whole first steps, run on this
-    host's CPU.  A model without weights is not looked at, nor is one on a GPU, nor an optimizer that cannot
-    be made again from its settings.
+    Nothing is made yet.  The slots of the model's optimizer stay in this process while stages train with
+    copies.  Graphs, tensors sent to workers, and gradients, if stages or the whole first steps run on this
+    host's CPU, are added.  Models without weights or on a GPU are not checked, nor is an optimizer that
+    cannot be made again from its settings.
     """
     weights = model.trainable_weights if model.built else []
     if not weights or not all(map(_in_this_process, weights)):

@@ -1,4 +1,4 @@
-"""Cuts a model into stages: by measured seconds, by what would have to be sent, and by memory.
+"""Cuts a model into stages: by measured seconds, by bytes to be sent, and by memory.
 
 No TensorFlow here.
 """
@@ -29,9 +29,9 @@ _NOT_RUN = ("asynchronous", "parts", "after")
 
 
 def check_own(file: ScheduleFile, devices: int, microbatches: int, replicas: int) -> None:
-    """Raise ScheduleError, with the file's line, for what a fit with these options cannot run.
+    """Raise ScheduleError, with the file's line, if a fit with these options cannot run the schedule.
 
-    Stages are checked as a chain: whatever waits for no other in a chain waits for none in any model.
+    Stages are checked as a chain: an order without deadlock in a chain has none in any model.
     """
     schedule = file.schedule
     if schedule.mode != "pipeline":
@@ -64,12 +64,12 @@ def check_own(file: ScheduleFile, devices: int, microbatches: int, replicas: int
 
 
 def stages_of(schedule: Schedule) -> int:
-    """Count the stages."""
+    """Return the number of stages."""
     return len(schedule.stages) or 1 + max((task.stage for task in schedule.tasks), default=0)
 
 
 def check_layers(file: ScheduleFile, layers: int) -> None:
-    """Raise ScheduleError where the file's stages hold other layers than those of the model."""
+    """Raise ScheduleError if the file's stages hold other layers than the model."""
     stages = file.schedule.stages
     held = stages[-1][1] + 1
     if held != layers:
@@ -81,7 +81,7 @@ def check_layers(file: ScheduleFile, layers: int) -> None:
 
 
 def check_recomputed(file: ScheduleFile, layers: int, fixed: Collection[int]) -> None:
-    """Raise ScheduleError for layers that there are not, or that cannot run again."""
+    """Raise ScheduleError for layers that do not exist or cannot run again."""
     for layer in file.schedule.recompute:
         if layer >= layers:
             raise file.error(f"recompute {layer}: the model has {layers} layers, from 0", "recompute")
@@ -111,7 +111,7 @@ def as_run(schedule: Schedule, count: int) -> Schedule:
 
 
 def _check_lanes(file: ScheduleFile) -> None:
-    """Want one lane for each device, in its order, and each stage on one device."""
+    """Check for one lane for each device, in its order, and each stage on one device."""
     schedule = file.schedule
     place_of: dict[int, int] = {}
     for (device, stream), tasks in schedule.lanes.items():
@@ -135,7 +135,7 @@ def _check_lanes(file: ScheduleFile) -> None:
 
 
 def _check_tasks(file: ScheduleFile) -> None:
-    """Every task is there, and none waits for itself."""
+    """Check that every task is there, and none waits for itself."""
     schedule, count = file.schedule, file.schedule.microbatches
     number, there = stages_of(schedule), set(schedule.tasks)
     for stage in range(number):
@@ -169,7 +169,7 @@ def units_of(layers: int, inseparable: Sequence[tuple[int, int]]) -> Bounds:
 
 @dataclass(frozen=True)
 class Cutter:
-    """Cuts layers, costs of one micro-batch, into stages; ``units`` are ranges that stay whole."""
+    """Cuts layers, with costs of one micro-batch, into stages; ``units`` are ranges that stay whole."""
 
     layers: tuple[LayerCosts, ...]
     units: Bounds
@@ -179,10 +179,10 @@ class Cutter:
     _cuts: dict[tuple[float, ...], Bounds] = field(default_factory=dict, compare=False, repr=False)
 
     def cut(self, devices: tuple[int, ...]) -> Bounds:
-        """Return (first, last) layer of each stage: the best found of cuts with a short slowest stage.
+        """Return (first, last) layer of each stage: the best of several cuts with a short slowest stage.
 
-        ``devices``: by number, of each stage.  The step is estimated as all micro-batches through the slowest
-        stage, and the first one's messages.
+        ``devices``: the device number of each stage.  The step is estimated as all micro-batches on the
+        slowest stage, plus the first one's messages.
         """
         speeds = self.link.speeds_of(devices)
         if speeds not in self._cuts:
@@ -203,7 +203,7 @@ class Cutter:
         return self._stages(min((ends for ends in cuts if ends), key=step_s))
 
     def cut_along_branches(self, devices: tuple[int, ...]) -> tuple[Bounds, ...]:
-        """Return the cut by time in which no stage holds parts of two branches; (): there are none.
+        """Return the cut by time in which no stage holds parts of two branches; (): no branches.
 
         A branch that takes less than half a stage does not count.
         """
@@ -245,10 +245,10 @@ class Cutter:
         return [unit for unit, (first, _) in enumerate(self.units) if unit and begins(first)]
 
     def cut_by_bytes(self, rooms: Sequence[float]) -> tuple[Bounds, ...]:
-        """Return cuts whose fullest stage holds as little as can be of the bytes that it has room for.
+        """Return cuts whose fullest stage uses the least share of its memory.
 
-        The first counts weights, gradients and slots alone, the second and the third also the activations of
-        one micro-batch and of all of them.
+        The first counts weights, gradients and slots only; the second adds the activations of one
+        micro-batch, the third those of all.
         """
         cuts, messages = [], self._messages_s
         for kept in sorted({0, 1, self.microbatches}):
@@ -267,7 +267,7 @@ class Cutter:
 
     @functools.cached_property
     def _messages_s(self) -> np.ndarray:
-        """Return seconds of what crosses the cut behind each unit, there and back."""
+        """Return the seconds of messages across the cut behind each unit, there and back."""
         link = self.link.of_idle_ends
         return np.array([2 * link.seconds(crossing_bytes(self.layers, last)) for _, last in self.units])
 
@@ -278,11 +278,11 @@ class Cutter:
 
 
 def held_bytes(kept: int, layer: LayerCosts) -> float:
-    """Return weights, their gradients, slots, and the activations of so many micro-batches."""
+    """Return the bytes of weights, gradients, slots, and the activations of so many micro-batches."""
     return 2 * layer.weight_bytes + layer.slot_bytes + kept * layer.activation_bytes
 
 
 def crossing_bytes(layers: tuple[LayerCosts, ...], last: int) -> float:
-    """Return bytes that layers behind ``last`` read of layers up to it."""
+    """Return the bytes that layers behind ``last`` read from layers up to it."""
     read = {s for i in range(last + 1, len(layers)) for s in layer_inputs(layers, i) if s <= last}
     return float(sum(layers[source].output_bytes for source in read))

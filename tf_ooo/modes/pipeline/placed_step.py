@@ -1,4 +1,4 @@
-"""Keeps, from fit to fit, what a planned step runs with: traced functions, and variables that they read."""
+"""Keeps, from fit to fit, the traced functions of a planned step and the variables that they read."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _CALLED = {"test": "evaluate", "predict": "predict"}
 class StagedEvaluation:
     """Runs a model's test or predict steps, each op on the device of the weights that it reads.
 
-    What cannot be placed runs as it would without us, on one device that is sent all weights: the report says
-    so once.
+    Steps that cannot be placed run as without us, on one device that is sent all weights; the report says so
+    once.
 
     Args:
-        model, kind, report, dump_dir: whose test or predict steps run, and what is told of them.
-        pieces: those of a batch that is predicted.
+        model, kind, report, dump_dir: the model, ``"test"`` or ``"predict"``, and where to report.
+        pieces: how a predicted batch is cut.
         step: in place of Keras' own step.
-        called: what the user calls.
+        called: the method that the user calls.
 
     Attributes:
         requests: open while its functions may run.
@@ -75,7 +75,7 @@ class StagedEvaluation:
         self._untraceable = self._told = False
 
     def __call__(self, stock: Function, given: object) -> Any:
-        """Do with an iterator, or with batches, what Keras' function ``stock`` does."""
+        """Run on an iterator, or on batches, what Keras' function ``stock`` runs."""
         if self._untraceable:
             return stock(given)
         batches, spec = train_function.batches_of(self._model, self._kind, given)
@@ -100,7 +100,7 @@ class StagedEvaluation:
         return parts_of(nests.as_tensors(batch), rows), None
 
     def _joined(self, batch: object, spec: object, parts: Sequence[Any], own: object) -> Any:
-        """Return the step on a batch; what is predicted of its pieces, one after the other, is joined."""
+        """Run the step on a batch; predictions of its pieces, one after the other, are joined."""
         if len(parts) == 1:
             return self._step(batch, spec)
         outputs: list[Any] = []
@@ -139,7 +139,7 @@ def say_whole(report: Report, called: str, reason: str) -> None:
 
 
 def known_rows(batch: object) -> int:
-    """Return how many there are; 0: they are not known, or not the same everywhere."""
+    """Return the number of rows; 0: not known, or not the same everywhere."""
     try:
         return rows_of(nests.as_tensors(batch))
     except (BackendError, TypeError):
@@ -158,9 +158,9 @@ def _on_host(outputs: object) -> Any:
 
 
 class OutputsFirst:
-    """Runs a model's test steps; batches that fit, and those of models of which more is needed, pass whole.
+    """Runs a model's test steps; batches that fit, or whose outputs are not enough, pass whole.
 
-    The loss and the metrics are Keras' own of the whole batch, on this host, given the outputs of its pieces.
+    Keras computes loss and metrics of the whole batch on this host, given the outputs of its pieces.
     """
 
     def __init__(self, model: keras.Model, report: Report, dump_dir: Folder, pieces: Pieces) -> None:
@@ -174,7 +174,7 @@ class OutputsFirst:
         self._rest = tf_functions.plain_function(rest, any_shape=True)
 
     def __call__(self, stock: Function, given: object) -> Any:
-        """Do with an iterator what Keras' test function ``stock`` does."""
+        """Run on an iterator what Keras' test function ``stock`` runs."""
         if not self._pieces.rows:
             return self._whole(stock, given)
         batches, _ = train_function.batches_of(self._model, "test", given)
@@ -204,11 +204,10 @@ Evaluation = StagedEvaluation | OutputsFirst
 
 
 class PlacedStep:
-    """Holds the functions of a plan's step. As in stock Keras, a later fit of the same model traces none
-    again.
+    """Holds the functions of a plan's step; a later fit of the same model traces none again.
 
     Between fits the variables on the stages' devices are empty (:class:`Moved`), and nothing is registered
-    with TensorFlow: what is would hold the model for ever.
+    with TensorFlow, which would hold the model for ever.
 
     Attributes:
         said_in_report: the first batch's graph; None: none was rewritten yet.
@@ -226,9 +225,9 @@ class PlacedStep:
         self._evaluations: dict[Kind, tuple[Function, Evaluation]] = {}
 
     def evaluation(self, kind: Kind, function: Function, make: Callable[[], Evaluation]) -> Evaluation:
-        """Return what was made for this function; another one has to be traced, as in stock Keras.
+        """Return the evaluation made for this function; another function has to be traced, as in stock Keras.
 
-        One that is traced already is put away in each fit, and stands for what Keras makes in its place.
+        A traced one is set aside in each fit, and stands for the function that Keras makes in its place.
         """
         function = self.moved.put_away(f"{kind}_function") or function
         before, evaluation = self._evaluations.get(kind, (None, None))
@@ -241,11 +240,11 @@ class PlacedStep:
 
     @property
     def requests(self) -> list[RewriteRequest[Any]]:
-        """Return all that are open during a fit."""
+        """Return all requests that are open during a fit."""
         return [self.request, *(request for _, of in self._evaluations.values() for request in of.requests)]
 
     def why_not(self, steps: PipelineSteps) -> str:
-        """Say why a fit that begins has to trace again; empty: it may run this."""
+        """Say why a fit that begins has to trace again; empty: it need not."""
         if not nests.are_same(self._read, values_of(all_variables(steps.model))):
             return "the model has other variables than in the fit before"
         if self.functions.division != steps.plans.division:

@@ -39,13 +39,13 @@ _ASKED = "as asked"
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """Holds what is asked for; ``options`` are the policy's: without those for the stages, several are tried.
+    """Holds a request for a plan; ``options`` are the policy's: without those for stages, several are tried.
 
     ``stages`` are names of layers at which they begin, or of the layers of each; None: cuts are tried.
-    ``own`` is a schedule of the user's own, that has been checked and takes the place of ``schedule``.
-    ``less_bytes``: how much less each device has than ``memory_limit_bytes``; (): all have as much.
-    ``recompute``: which layers run their forward again, ``fixed``: the layers that cannot.
-    Predicted peaks of a device stay below its limit by :data:`PEAK_MARGIN`.
+    ``own`` is the user's own checked schedule, which replaces ``schedule``. ``less_bytes``: how much less
+    each device has than ``memory_limit_bytes``; (): all have as much. ``recompute``: which layers run their
+    forward again, ``fixed``: the layers that cannot. Predicted peaks of a device stay below its limit by
+    :data:`PEAK_MARGIN`.
     """
 
     schedule: str
@@ -62,11 +62,11 @@ class PlanRequest:
 
     @property
     def planned_limit_bytes(self) -> int | None:
-        """Return what plans stay within, see :func:`peak_within`."""
+        """Return the limit for plans, see :func:`peak_within`."""
         return None if self.memory_limit_bytes is None else peak_within(self.memory_limit_bytes)
 
     def rooms_of(self, devices: Sequence[int]) -> tuple[float, ...]:
-        """Return bytes for each of the stages on these devices, those on one share evenly; (): no limit."""
+        """Return the bytes for each stage on these devices, which stages share evenly; (): no limit."""
         if self.memory_limit_bytes is None:
             return ()
         stages = Counter(devices)
@@ -79,13 +79,13 @@ class PlanRequest:
         return tuple(self.less_bytes[number] if self.less_bytes else 0 for number in numbers)
 
     def among(self, numbers: Sequence[int]) -> PlanRequest:
-        """Return the same wishes for these devices alone."""
+        """Return the same request for these devices alone."""
         less = self.less_of(numbers) if self.less_bytes else ()
         link = self.link.among(numbers)
         return dataclasses.replace(self, devices=len(numbers), link=link, less_bytes=less)
 
     def of_replica(self, count: int) -> PlanRequest:
-        """Return the wishes for a replica: each place counts as its slowest and its smallest device."""
+        """Return the request for a replica: each place counts as its slowest and its smallest device."""
         devices = self.devices // count
         return dataclasses.replace(
             self,
@@ -97,7 +97,7 @@ class PlanRequest:
 
 
 def peak_within(limit_bytes: int) -> int:
-    """Return what predicted peaks have to stay within, so that measured ones keep the limit."""
+    """Return the limit of predicted peaks with which measured ones keep ``limit_bytes``."""
     measured, predicted = PEAK_MARGIN
     return max(1, limit_bytes * predicted // measured)
 
@@ -105,14 +105,14 @@ def peak_within(limit_bytes: int) -> int:
 def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest) -> Plan:
     """Return the schedule asked for with the best cuts, or for auto the one with the shortest step.
 
-    One of the user's own is taken as it is, with the cut that it names, or the best.
+    The user's own schedule is taken unchanged, with the cut that it names, or the best.
 
     The plan's problem has the stages as layers, and the layers of each stage as ``bounds``.
 
     Raises:
         OptionsError: more stages than layers.
-        ScheduleError: the stages of a schedule of the user's own hold other layers.
-        MemoryLimitError: none stays within the limit; says the lowest that one can keep.
+        ScheduleError: the stages of the user's own schedule hold other layers.
+        MemoryLimitError: no plan keeps the limit; says the lowest that one can keep.
     """
     cutter = Cutter(tuple(layers), units, wanted.link, wanted.microbatches)
     measured, predicted = PEAK_MARGIN
@@ -159,7 +159,7 @@ def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest) 
 
 
 def with_costs(plan: Plan, layers: Sequence[LayerCosts]) -> Plan:
-    """Return the same schedule on the same cut, of layers with other costs."""
+    """Return the same schedule on the same cut, for layers with other costs."""
     before = plan.problem
     stages = merged(tuple(layers), before.bounds, before.microbatches)
     problem = dataclasses.replace(before, layers=stages, model=tuple(layers), recomputed=(), plain=())
@@ -169,13 +169,13 @@ def with_costs(plan: Plan, layers: Sequence[LayerCosts]) -> Plan:
 
 
 def step_s_of(schedule: Schedule, layers: Sequence[LayerCosts], link: Link) -> float:
-    """Return predicted seconds of a step of a schedule."""
+    """Return the predicted seconds of a schedule's step."""
     problem = Problem(tuple(layers), len(schedule.lanes), schedule.microbatches, link, mode=MODE)
     return Trial(schedule, problem, _STEP_TIME).step_s
 
 
 def fits_whole(layers: Sequence[LayerCosts], microbatches: int, limit_bytes: int) -> bool:
-    """Return whether one device can run all of a step within its limit, in the order of some schedule."""
+    """Return whether one device can run all of a step within its limit, in some schedule's order."""
     stages = merged(tuple(layers), ((0, len(layers) - 1),), microbatches)
     problem = Problem(stages, 1, microbatches, mode=MODE)
     trials = (tried(policy_named(name, MODE), problem, _STEP_TIME).trial for name in SCHEDULES)
@@ -193,7 +193,7 @@ def _rank(candidate: Candidate) -> tuple[float, ...]:
 def _cuts(
     policy: Policy, cutter: Cutter, wanted: PlanRequest, errors: list[OOOError]
 ) -> Iterator[tuple[Bounds, dict[str, int]]]:
-    """Cuts to try for a policy, with the options that make it take one stage for each."""
+    """Yield cuts to try for a policy, with options that make each part of the cut a stage."""
     chunks = policy.needs.chunks
     if chunks.own:
         yield named_bounds(cutter, wanted.stages) if wanted.stages is not None else cutter.units, {}
@@ -227,8 +227,7 @@ def _cuts(
 def _as_written(
     own: ScheduleFile, cutter: Cutter, uncut: Problem, wanted: PlanRequest, errors: list[OOOError]
 ) -> Iterator[Candidate]:
-    """Yield the user's own schedule with each cut that may be tried; nothing of it is changed to keep a
-    limit."""
+    """Yield the user's own schedule with each cut that may be tried, never changed to keep a limit."""
     schedule = as_run(own.schedule, wanted.microbatches)
     for bounds in own_cuts(own, cutter, wanted.stages, wanted.rooms_of(own.schedule.device_of_stage)):
         stages = merged(cutter.layers, bounds, wanted.microbatches)
@@ -272,14 +271,14 @@ def own_cuts(
 
 
 def named_bounds(cutter: Cutter, stages: Stages) -> Bounds:
-    """Return the cut that is given by names.  OptionsError as of :func:`bounds_of`."""
+    """Return the cut given by names.  OptionsError as of :func:`bounds_of`."""
     return bounds_of([layer.name for layer in cutter.layers], stages, cutter.units, layer_of_part)
 
 
 def _by_hand(
     policy: Policy, cutter: Cutter, wanted: PlanRequest, stages: Stages
 ) -> tuple[Bounds, dict[str, int]]:
-    """Return the cut that is given by names.  OptionsError: a number that the schedule does not take."""
+    """Return the cut given by names.  OptionsError: a number of stages that the schedule does not take."""
     bounds, chunks, devices = named_bounds(cutter, stages), policy.needs.chunks, wanted.devices
     count, left = divmod(len(bounds), devices)
     asked = wanted.options.get(chunks.option)
@@ -329,10 +328,10 @@ class Limit:
     """Holds the limits of all devices; ``bytes`` None: there is none.
 
     Attributes:
-        bytes: what the device has that has most.
-        said: who says so, in words; where devices differ, of the one that has least.
-        reported: by a device, and not asked for: it changes no plan that keeps it, and a model whose sizes
-            are not known is planned without it.
+        bytes: the limit of the device with most memory.
+        said: who says so, in words; if devices differ, for the one with least.
+        reported: whether a device reports it and nobody asked for it: then it changes no plan that keeps it,
+            and a model of unknown sizes is planned without it.
         less_bytes: how much less each device has than ``bytes``; (): all have as much.
     """
 
@@ -343,13 +342,13 @@ class Limit:
 
     @classmethod
     def of_devices(cls, sizes: Sequence[int], said: str, *, reported: bool = False) -> Limit:
-        """Make the limit of devices that have so much each; none of them is empty."""
+        """Return the limit of devices that have so many bytes each; ``sizes`` must not be empty."""
         most_bytes, less_bytes = most_and_less(sizes)
         return cls(most_bytes, said, reported, less_bytes)
 
     @property
     def least_bytes(self) -> int | None:
-        """Return the limit of the device that has least."""
+        """Return the limit of the device with least memory."""
         return None if self.bytes is None else self.bytes - max(self.less_bytes, default=0)
 
     def of_each(self, devices: int) -> tuple[int, ...]:
@@ -359,7 +358,7 @@ class Limit:
         return tuple(self.bytes - less for less in self.less_bytes or (0,) * devices)
 
     def explained(self, error: MemoryLimitError) -> MemoryLimitError:
-        """Add to an error who says so, where nobody asked for the limit, and limits, where they differ."""
+        """Return the error with the limit's source, if nobody asked for it, and with limits that differ."""
         if self.bytes is None or not (self.reported or self.less_bytes):
             return error
         because = error.because
@@ -371,11 +370,11 @@ class Limit:
 
     @property
     def planned_bytes(self) -> int | None:
-        """Return what plans stay within on the device that has most, see :func:`peak_within`."""
+        """Return the limit for plans on the device with most memory, see :func:`peak_within`."""
         return None if self.bytes is None else peak_within(self.bytes)
 
     def is_far_from(self, kept_bytes: float) -> bool:
-        """Return whether a plan that keeps a limit of ``kept_bytes`` keeps the reported one, as it is."""
+        """Return whether a plan that keeps ``kept_bytes`` also keeps the reported limit unchanged."""
         return self.reported and self.planned_bytes is not None and kept_bytes <= self.planned_bytes
 
 

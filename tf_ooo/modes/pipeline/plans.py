@@ -1,4 +1,4 @@
-"""Plans for the model that is trained: within its limit, for its costs, and again as more is known."""
+"""Plans for the trained model: within its limit, for its costs, and again as more is known."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ if TYPE_CHECKING:
 # A plan for costs of another measurement has to be better by so much.
 _LEAST_GAIN = 0.05
 _TIMED = 100
-# From the root, not within the numbered step: the engine knows a gradient by its op's name, and the last
-# batches of two ranks may have different numbers of micro-batches.
+# The names start at the root, not in the numbered step: the engine knows a gradient by its op's name, and the
+# last batches of two ranks may have different numbers of micro-batches.
 _SCOPE = "tf_ooo_average/"
 
 
@@ -79,8 +79,7 @@ class PipelineRanks:
     averaging: Averaging | None = None
 
     def applying(self, model: keras.Model) -> Callable[[Any], AbstractContextManager[Any]]:
-        """Return what is entered around the updates of a batch: it averages the gradients that are
-        applied."""
+        """Return the context around a batch's updates, in which applied gradients are averaged."""
         averaging = self.averaging
         if averaging is None:
             return contextlib.nullcontext
@@ -94,7 +93,7 @@ class PipelineRanks:
         return averaged
 
     def shared(self, table: CostTable) -> CostTable:
-        """Return rank 0's: all pipelines are cut at the same layers and run the same schedule. Blocks."""
+        """Return rank 0's costs, so that all pipelines have the same cut and schedule. Blocks."""
         if self.engine.size == 1:
             return table
         mine = table.to_json() if self.engine.rank == 0 else None
@@ -102,7 +101,7 @@ class PipelineRanks:
 
 
 class PlannedPipeline:
-    """Holds what was planned, on devices with names; stays for the fits of one model."""
+    """Holds a plan on named devices; kept for all fits of one model."""
 
     def __init__(
         self, mesh: Mesh, step: StepGraph, devices: tuple[str, ...], compile_tasks: bool = False
@@ -120,21 +119,21 @@ class PlannedPipeline:
 
 
 class PipelinePlans:
-    """Keeps, from fit to fit, what the model trained last is planned from, and its plan.
+    """Keeps, from fit to fit, the costs and the plan of the model trained last.
 
     Attributes:
-        planned_from: a step that was taken apart, and its costs; None: it is to be measured.  Set before the
-            first step from another fit of a model with the same names, it spares that.
-        pipeline: the plan; None: there is none (any more).
+        planned_from: a step that was taken apart, and its costs; None: to be measured.  Setting it before the
+            first step, from another fit of a model with the same names, spares the measurement.
+        pipeline: the plan; None: there is none yet, or no longer one.
         asked: how batches are divided into micro-batches, for which costs are measured.
-        rows: how many the largest micro-batch has that is planned for; 0: unknown.
+        rows: those of the largest micro-batch in the plan; 0: unknown.
         limit: the limit of each device's memory.
-        own: a schedule of the user's own; None: a policy's is planned.
+        own: the user's own schedule; None: a policy's is planned.
         counts: how many replicas may share the devices.
         one_device: why the stock step trains on one device; empty: it does not.
-        compile_tasks: whether XLA compiles the tasks of stages; ``measured_calls``: whether it is known what
-            they take so.
-        stock_trace_s: what the execution took in which the stock step was traced; 0: not known.
+        compile_tasks: whether XLA compiles the tasks of stages; ``measured_calls``: whether the seconds of
+            compiled tasks are known.
+        stock_trace_s: seconds of the execution in which the stock step was traced; 0: not known.
     """
 
     def __init__(self, options: Pipeline) -> None:
@@ -151,13 +150,13 @@ class PipelinePlans:
 
     @property
     def division(self) -> Division:
-        """Return how batches are divided: as was asked, or as the plan does that has larger micro-batches."""
+        """Return how batches are divided: as asked, or as a plan with larger micro-batches does."""
         if self.pipeline is None or not self.pipeline.mesh.parts:
             return self.asked
         return dataclasses.replace(self.asked, most=self.pipeline.mesh.wanted.microbatches)
 
     def begin(self, model: keras.Model, steps: int | None) -> None:
-        """Begin a fit; what is known is kept if it is of the same step on the same devices."""
+        """Begin a fit; keep what is known if step and devices are the same."""
         trained_before = self.distributed.known is not None
         if self.distributed.begin(model, steps):
             self.forget()
@@ -169,7 +168,7 @@ class PipelinePlans:
             self.distributed.report.put(Outcome())
 
     def forget(self) -> None:
-        """Forget the plan, though not what it was made from."""
+        """Forget the plan, but not its costs."""
         self.pipeline, self.distributed.step_s = None, ()
 
     def may_fall_back(self) -> bool:
@@ -177,7 +176,7 @@ class PipelinePlans:
         return self.options.fall_back and self.ranks.engine.size == 1
 
     def may_stay_stock(self, model: keras.Model) -> bool:
-        """Say whether stock steps begin the fit, to see if it is long enough for several devices."""
+        """Return whether stock steps begin the fit, to see if it is long enough for several devices."""
         options, known = self.options, self.pipeline is not None or self.planned_from is not None
         asked = options.compare is not None or options.costs is not None or options.first_steps != "auto"
         if not self.may_fall_back() or known or asked:
@@ -187,7 +186,7 @@ class PipelinePlans:
         return not (limited or in_host_memory(model))
 
     def train_on_one_device(self, reason: str) -> None:
-        """Train on one device from now on; in a later fit too, if one device was measured."""
+        """Train on one device from now on; in later fits, too, if one device was measured."""
         self.one_device, self.distributed.slower_warning.advise = reason, None
         report = self.distributed.describe()
         fall_back(report, reason, expected=True, how_to_record="mode='pipeline', which splits in any case")
@@ -199,11 +198,11 @@ class PipelinePlans:
 
     @property
     def replicas_at_first(self) -> int:
-        """Return the first steps' replicas; 1 where a plan is to choose: sums of several have other bits."""
+        """Return the first steps' replicas; 1 if a plan is to choose: sums of several have other bits."""
         return self.counts[0] if len(self.counts) == 1 else 1
 
     def loops_of(self, model: keras.Model) -> int:
-        """Return in how many loops recurrent layers run their time steps; 1 where none can run in several."""
+        """Return in how many loops recurrent layers run their time steps; 1 if none can run in several."""
         options, target, recurrent = self.options, self.distributed.target, len(keras_loops.loops(model))
         if not recurrent:
             return 1
@@ -212,16 +211,15 @@ class PipelinePlans:
         return loop_parts(options.loop_parts, recurrent, most, self.asked.most)
 
     def may_leave_rows_open(self, model: keras.Model) -> bool:
-        """Return whether batches may share a trace: nothing has to be known of their sizes.
+        """Return whether batches may share a trace, because their sizes need not be known.
 
-        Asked for once the limit is known.  Keras 2 counts in the last micro-batch, and ranks trace alike.
+        The limit must be known.  Keras 2 counts steps in the last micro-batch, and ranks trace alike.
         """
         alone = self.ranks.engine.size == 1
         return alone and self.limit.bytes is None and not train_function.counts_steps(model)
 
     def check_step(self, step: StepGraph) -> None:
-        """Raise OptionsError, ScheduleError before the first step, for stages or layers that it does not
-        have."""
+        """Raise OptionsError, ScheduleError before the first step, for stages or layers that do not exist."""
         names = [layer.name for layer in step.graph.layers]
         layers = tuple(LayerCosts(1.0, 1.0, 1.0, name=name) for name in names)
         cutter = Cutter(layers, units_of(len(names), step.known.inseparable), Link(), step.count)
@@ -235,7 +233,7 @@ class PipelinePlans:
             cutter.cut(tuple(range(len(self.distributed.target.devices) // max(self.counts))))
 
     def plan_from(self, step: StepGraph, costs: CostTable, measured: bool = True) -> PlannedPipeline:
-        """Plan for a step with given costs; OptionsError: they are another model's.
+        """Plan a step with given costs; OptionsError: they are another model's.
 
         ``measured=False``: steps of the plan are going to be measured, in micro-batches as they are now.
         """
@@ -248,12 +246,12 @@ class PipelinePlans:
         return self.plan_with(step, costs, measured)
 
     def _as_calls(self, costs: CostTable) -> CostTable:
-        """Say in the costs whether XLA compiles the tasks, which then need more memory for a moment."""
+        """Note in the costs whether XLA compiles the tasks, which briefly need more memory then."""
         layers = (dataclasses.replace(layer, compiled=self.compile_tasks) for layer in costs.layers)
         return dataclasses.replace(costs, layers=tuple(layers))
 
     def plan_with(self, step: StepGraph, costs: CostTable, measured: bool = True) -> PlannedPipeline:
-        """Plan, and say so in the report; a limit that was not asked for is none where sizes are unknown."""
+        """Plan, and report the plan; a reported limit is ignored if sizes are unknown."""
         report, limit = self.distributed.report, self.limit
         if limit.bytes is not None and (unknown := unknown_sizes(step)):
             layers = layers_of(step, unknown)
@@ -273,10 +271,10 @@ class PipelinePlans:
         self.limit = limit_of(asked_bytes, target, self.ranks.engine)
 
     def plan_again(self, costs: CostTable) -> PlannedPipeline | None:
-        """Plan for costs that were measured while a plan ran; None: that one stays.
+        """Plan with costs measured while a plan ran; None: that plan stays.
 
-        It has to be faster by more than costs are wrong by from one measurement to the next.  OOOError: no
-        plan can be made; the one that runs stays.
+        The new plan has to be faster by more than costs vary between measurements.  OOOError: no plan can be
+        made; the running one stays.
         """
         if self.pipeline is None or self.planned_from is None:
             return None
@@ -360,14 +358,14 @@ class PipelinePlans:
         fill_report(self.distributed.report, mesh, step, costs, devices, self.ranks.engine.size)
 
     def exceeds_limit(self, step: StepGraph) -> bool:
-        """Return whether one device that ran the step would need more than its limit."""
+        """Return whether one device that ran the step would exceed its limit."""
         asked, limit_bytes = self.options.first_steps, self.limit.least_bytes
         if asked != "auto" or limit_bytes is None or self.ranks.engine.size > 1 or unknown_sizes(step):
             return False
         return not fits_whole(measured_costs(step, None).layers, step.count, limit_bytes)
 
     def fits_uncut(self) -> bool:
-        """Return whether one device may run a whole batch in one, as a stock step does."""
+        """Return whether one device may run a whole batch at once, as a stock step does."""
         if self.planned_from is None:
             return False
         (step, costs), limit_bytes = self.planned_from, self.limit.least_bytes
@@ -377,7 +375,7 @@ class PipelinePlans:
         return limit_bytes is None or fits_whole(layers, 1, limit_bytes)
 
     def grown_for(self, batch: object) -> PlannedPipeline | None:
-        """Plan for more micro-batches, or larger ones if there is a limit; None: the present plan does."""
+        """Plan more micro-batches, or larger ones if there is a limit; None: the present plan suffices."""
         rows, known = self.asked.split(rows_of(batch)), self.rows
         if self.pipeline is None or self.planned_from is None:
             return None

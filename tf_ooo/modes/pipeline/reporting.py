@@ -41,7 +41,7 @@ _WHOLE_PARTS = (
 def fill_report(
     report: Report, mesh: Mesh, step: StepGraph, costs: CostTable, devices: Sequence[str], processes: int = 1
 ) -> None:
-    """Copies the plan into the report; so many ``processes`` have a pipeline like it each."""
+    """Copy the plan into the report; so many ``processes`` have such a pipeline each."""
     costs = costs.scaled(mesh.larger)
     plan, graph, section = mesh.plan, step.graph, section_of(mesh, costs, devices)
     layers = [
@@ -64,7 +64,7 @@ def fill_report(
 
 
 def forget_whole_parts(report: Report) -> None:
-    """Forget what was said of a plan that does not run any more."""
+    """Forget notes on a plan that no longer runs."""
     report.forget(*(note for note in report.notes if note.startswith(_WHOLE_PARTS.partition("{")[0])))
 
 
@@ -103,7 +103,7 @@ def _replicas_row(each: Replicas, chosen: Replicas) -> ReplicasRow:
 
 
 def limits_of(mesh: Mesh, costs: CostTable) -> list[str]:
-    """Say what the predicted step is spent on, other than all devices at work."""
+    """Say how the predicted step spends time other than with all devices at work."""
     plan, exchange_s, link = mesh.plan, mesh.chosen.exchange_s, mesh.plan.problem.link
     stages, step_s, count = plan.problem.layers, plan.step_s, plan.schedule.microbatches
     parts = link.free, dataclasses.replace(link, machines=()), link.without_runtime
@@ -150,7 +150,7 @@ def _stage_row(plan: Plan, stage: int, costs: CostTable, devices: Sequence[str])
 
 
 def _why(plan: Plan, stage: int, costs: CostTable) -> str:
-    """Return its share of the seconds, and what cutting one layer earlier or later would mean."""
+    """Return a stage's share of the seconds, and the effect of cutting one layer earlier or later."""
     first, last = plan.problem.bounds[stage]
     layers, speeds = costs.layers, plan.problem.link.speeds_of(plan.schedule.device_of_stage)
     mine_s = sum(layer.busy_s for layer in layers[first : last + 1]) / speeds[stage]
@@ -188,10 +188,10 @@ _MOST_S = 5.0
 def advice(
     plan: Mesh, layers: Sequence[LayerCosts], units: Bounds, wanted: PlanRequest, alone: bool, gain: Gain
 ) -> str:
-    """Return one line: how much slower, and which devices and micro-batches to take.
+    """Return one line: how much slower it is, and which devices and micro-batches to take.
 
-    Predictions are corrected by what the present plan's was wrong by.  ``alone``: one process trains, whose
-    devices may be those of several replicas.
+    Predictions are corrected by the error of the present plan's.  ``alone``: one process trains, whose
+    devices may hold several replicas.
     """
     began_s = time.perf_counter()
     corrected = gain.ours_median_s / plan.step_s
@@ -220,9 +220,9 @@ def advice(
 
 
 def _least_step_s(layers: Sequence[LayerCosts], microbatches: int, link: Link, devices: int) -> float:
-    """Return seconds that no schedule on so many devices is simulated to beat: what there is to compute.
+    """Return a lower bound for every schedule on so many devices: the seconds of all computation.
 
-    Each device, and the cores of a machine that has all of them, are at work all the time then.
+    It assumes that each device, or the cores of a machine that has all of them, always work.
     """
     least_s = sum(layer.busy_s for layer in layers) / sum(link.speeds_of(range(devices)))
     shares = [layer.occupancy for layer in layers if layer.occupancy is not None]
@@ -246,8 +246,8 @@ def _others(wanted: PlanRequest) -> Iterator[PlanRequest]:
 def why_uncut(report: Report, devices: int, too_short: bool) -> str:
     """Say why one device goes on, before the model is cut; empty: several are predicted to be faster.
 
-    Also where one device cannot be measured (the model does not fit on it, ``compare=False``), unless that is
-    because the fit is ``too_short``.
+    This is also said if one device cannot be measured (the model does not fit on it, ``compare=False``), but
+    not if that is because the fit is ``too_short``.
     """
     measured, predicted_s = report.baselines_s.get(ONE_DEVICE), report.predicted_step_s
     if not measured:
@@ -263,7 +263,7 @@ def why_uncut(report: Report, devices: int, too_short: bool) -> str:
 
 
 def why_back(report: Report) -> str:
-    """Say why the model goes back to one device, when steps on several were measured; empty: they stay."""
+    """Say why the model returns to one device after steps on several were measured; empty: it stays."""
     gain, first = report.gain, report.gain_over_first
     if gain is None and first is not None and first.slower:
         return f"measured: {first.text}"

@@ -1,4 +1,4 @@
-"""Runs the steps of a fit, batch by batch; with a plan the variables are moved, and steps are cut."""
+"""Runs the steps of a fit, batch by batch; with a plan, variables are moved and steps are cut."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class PipelineSteps:
         beginning: makes the phase in which there is no plan.
 
     Attributes:
-        may_plan_anew: where a step is not the one that was planned; once in a fit.
-        began_s: when the first batch of this fit came that was not cut.
-        first_s, spent_s: what the step took that was traced in this fit, and all up to the plan beside what a
-            stock fit takes; first_s is 0 where there was none, or once that was said.
+        may_plan_anew: whether an unplanned step may be planned anew, once in a fit.
+        began_s: when the first uncut batch of this fit came.
+        first_s, spent_s: seconds of the step traced in this fit, and of all up to the plan beyond a stock
+            fit; first_s is 0 if no step was traced, or once that was said.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class PipelineSteps:
 
     @functools.cached_property
     def never_whole(self) -> bool:
-        """Return whether no device may run the whole step; asked once variables are there, ranks agree."""
+        """Return whether no device may run the whole step; variables must exist, ranks agree."""
         asked, limit_bytes = self.options.first_steps, self.plans.limit.least_bytes
         if asked != "auto":
             return asked == "cut"
@@ -98,7 +98,7 @@ class PipelineSteps:
         return too_large or in_host_memory(self.model)
 
     def run(self, batch: object, iterator: object) -> Any:
-        """Return one step on one batch; its logs."""
+        """Run one step on one batch; return its logs."""
         if self.experiment.phase is not self.beginning:
             self.first_batch.look_at_later(batch, self._moved)
         return self.experiment.run((batch, iterator))
@@ -114,7 +114,7 @@ class PipelineSteps:
         return functions
 
     def placing(self, what: str, traced: bool) -> AbstractContextManager[Any]:
-        """Say that the step is placed, also ``traced``; the first time how long it takes and when it pays."""
+        """Say that the step is placed, also ``traced``; at first with how long it takes and when it pays."""
         first_s, self.first_s = self.first_s, 0.0
         about_s = timing.placing_s(first_s) + (first_s if traced else 0.0)
         stock_s = self.report.baselines_s.get(ONE_DEVICE)
@@ -139,12 +139,12 @@ class PipelineSteps:
 
 
 class Planned(Training):
-    """There is a plan; the variables are moved for the next step.
+    """Has a plan; the variables are moved for the next step.
 
     Args:
-        before: the step as it was traced for one device, if it may be placed without another trace.
-        to_measure: None: costs are measured already, or are not to be.
-        uncut: steps of this fit before there was a plan.
+        before: the step traced for one device, if it may be placed without another trace.
+        to_measure: None: costs are already measured, or are not to be.
+        uncut: steps of this fit before the plan.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Planned(Training):
 
     @collector_paused()
     def run(self, given: Given) -> Any:
-        """Run the first cut step."""
+        """Enter the next phase, and run the first cut step."""
         steps, to_measure = self._steps, self._to_measure
         if (grown := steps.plans.grown_for(given[0])) and to_measure:
             to_measure = None
@@ -175,7 +175,7 @@ class Planned(Training):
 
 
 class Cut(Training):
-    """The variables are on their stages' devices, and each step is cut."""
+    """Runs cut steps, with the variables on their stages' devices."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class Cut(Training):
 
     @staticmethod
     def _of_fit_before(steps: PipelineSteps, placed: PlacedStep | None) -> PlacedStep | None:
-        """Return what was traced for the plan; None: nothing, or nothing that is still right."""
+        """Return the functions traced for the plan in an earlier fit, if they are still valid."""
         if placed is None or (why := placed.why_not(steps)):
             _LOG.info("the step is traced: %s", "no fit before has" if placed is None else why)
             return None
@@ -210,7 +210,7 @@ class Cut(Training):
         return placed
 
     def begin(self) -> None:
-        """Moves the variables."""
+        """Move the variables."""
         self._placed.move(self._pipeline.devices)
 
     @property
@@ -219,7 +219,7 @@ class Cut(Training):
         return self._placed.moved.replaced
 
     def run(self, given: Given) -> Any:
-        """Run a step; a batch that is larger than planned for is planned for first."""
+        """Run a step; if a batch is larger than planned, plan for it first."""
         steps = self._steps
         if (grown := steps.plans.grown_for(given[0])) is None:
             return self.step(given[0])
@@ -230,7 +230,7 @@ class Cut(Training):
         return steps.experiment.run(given)
 
     def step(self, batch: object) -> Any:
-        """Run a step that the plan is large enough for; afterwards it may be known what else is to run."""
+        """Run a step for which the plan is large enough; afterwards another phase may begin."""
         outputs = self._measured_step(batch)
         if self._not_planned:
             self._forget_plan(self._not_planned)
@@ -239,7 +239,7 @@ class Cut(Training):
         return outputs
 
     def _measured_step(self, batch: object) -> Any:
-        """Run a step; where it was planned with calculated costs, up to three of the first are measured."""
+        """Run a step; if it was planned with calculated costs, up to three of the first are measured."""
         to_measure, timed = self._to_measure, self._pipeline.step_s
         if to_measure is None or not timed or nests.signature(batch) != to_measure.signature:
             return self.cut_step(batch)
@@ -257,7 +257,7 @@ class Cut(Training):
         return outputs
 
     def cut_step(self, batch: object) -> Any:
-        """Return one step; its logs."""
+        """Run one step; return its logs."""
         functions, request = self._step.functions, self._step.request
         before = self._before.pop(nests.signature(batch), None)
         if before is not None:
@@ -288,7 +288,7 @@ class Cut(Training):
         return outputs
 
     def _compile_later(self, batch: object) -> None:
-        """The next step on such a batch is compiled; the first one ran op by op, as it was traced."""
+        """Compile the next step on such a batch; the first one ran op by op, as it was traced."""
         signature, traced = nests.signature(batch), self._step.request.latest
         concrete = self._step.functions.concrete_of(signature)
         if concrete is None or traced is None or traced.step is None:
@@ -304,7 +304,7 @@ class Cut(Training):
             self._report.note(*result.notes)
 
     def _placed_traced_before(self, before: TracedBefore) -> bool:
-        """Return whether the step that was traced before is placed now, for its first run."""
+        """Return whether the step traced before is placed now, for its first run."""
         try:
             function, result = before.placed(self._pipeline.plan, self.moved, self._dump_dir)
         except OOOError as error:
@@ -317,7 +317,7 @@ class Cut(Training):
         return True
 
     def _take_measured(self, costs: CostTable) -> None:
-        """Take a plan for costs that were measured while this one runs, if it is better."""
+        """Adopt a plan from costs measured while this one runs, if it is better."""
         steps, plans = self._steps, self._steps.plans
         try:
             with timing.said("planning again, with measured costs"):
@@ -332,7 +332,7 @@ class Cut(Training):
             steps.experiment.enter(Planned(steps, other, traced))
 
     def _plan_for_calls(self) -> None:
-        """Plan again with what the compiled calls take; once, and not where costs are given."""
+        """Plan again, once, with the seconds of compiled calls, unless costs are given."""
         plans, result = self._steps.plans, self._step.said_in_report
         given = plans.options.costs is not None or not plans.options.profile_steps
         if given or plans.measured_calls or not (result and result.compiled and plans.planned_from):
@@ -344,7 +344,7 @@ class Cut(Training):
         self._take_measured(costs_of_calls(step, result.compiled.calls, call_s, costs))
 
     def _forget_plan(self, why: str) -> None:
-        """The next step is taken apart and planned, as if there had been no plan."""
+        """Forget the plan; the next step is taken apart and planned anew."""
         steps, plans = self._steps, self._steps.plans
         note = f"a step ran in stock order, and the next ones are planned anew: {why}"
         steps.report.note(note, log=logging.WARNING)
@@ -354,7 +354,7 @@ class Cut(Training):
         steps.experiment.enter(steps.beginning)
 
     def _look_at_gain(self) -> None:
-        """Says that several devices are slower than one, or leaves them."""
+        """Say that several devices are slower than one, or return to one."""
         plans, distributed = self._steps.plans, self._steps.plans.distributed
         why = why_back(distributed.describe()) if plans.may_fall_back() else ""
         if why:
@@ -363,7 +363,7 @@ class Cut(Training):
             distributed.say_if_slower()
 
     def evaluating(self, kind: Kind, function: Function) -> Function:
-        """Return what evaluates or predicts on the stages' devices; a class's own function stays."""
+        """Return the function that evaluates or predicts on the stages' devices; a class's own stays."""
         if makes_its_own(self._steps.model, kind):
             return function
         model, given = self._steps.model, (self._report, self._dump_dir, self._pieces)
@@ -373,7 +373,7 @@ class Cut(Training):
         return functools.partial(self._step.evaluation(kind, function, make), function)
 
     def watched(self) -> Watched | None:
-        """Return it once a step of the plan has run that traced nothing."""
+        """Return what a profile shows, once a step of the plan has run without tracing."""
         pipeline, graph = self._pipeline, self._steps.report.rewritten_graph
         if self._to_measure is not None or not pipeline.step_s:
             return None
@@ -386,7 +386,7 @@ class Cut(Training):
         )
 
     def ended(self) -> None:
-        """Keep what was traced for the next fit; one that failed may have left half of it."""
+        """Keep the traced step for the next fit; after a failure it may be half done."""
         self._pipeline.placed = self._step
         if self._to_measure is not None:
             self._steps.report.note(f"{_CALCULATED}: the fit had too few steps")
@@ -395,7 +395,7 @@ class Cut(Training):
             self._report.note(f"{_NOT_COMPILED}: the fit had too few steps")
 
     def restore(self) -> Sequence[str]:
-        """Puts the variables back; names those that are lost."""
+        """Put the variables back; return the names of lost ones."""
         for request in self._step.requests:
             request.close()
         if lost := self._placed.restore():

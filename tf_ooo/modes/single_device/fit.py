@@ -61,7 +61,7 @@ class SingleDeviceMode:
         return SingleEngine()
 
     def check(self, model: keras.Model, steps: int | None) -> None:
-        """Raise GraphError where there is no graph to rewrite; a model that is known has been checked."""
+        """Raise GraphError if there is no graph to rewrite; a known model has been checked."""
         if self._known(model) is not None:
             return
         if self.controller is not None:
@@ -82,7 +82,7 @@ class SingleDeviceMode:
         return SingleDeviceFit(controller, model)
 
     def describe(self) -> Report:
-        """Fill the peak for batches as large as those that trained: graphs of Keras leave their rows open."""
+        """Fill in the peak for batches as large as in training: graphs of Keras leave their rows open."""
         report, controller = self._report, self.controller
         if controller is not None:
             result, rows = controller.session.result, controller.rows
@@ -99,14 +99,14 @@ class SingleDeviceMode:
 
 
 class SingleDeviceFit(Training):
-    """Is the fit of a model whose steps a controller runs."""
+    """Represents the fit of a model whose steps a controller runs."""
 
     def __init__(self, controller: StepController, model: keras.Model) -> None:
         self._controller, self._model = controller, model
         self._builds = train_function.has_kerass_train_step(model)
 
     def run(self, given: Any) -> Any:
-        """Run one execution; Keras would make the optimizer as it traces the first, and trace it twice."""
+        """Run one execution; build the optimizer first, or Keras would trace the first step twice."""
         if self._builds:
             with self._model.distribute_strategy.scope():
                 build_optimizer(self._model)
@@ -114,7 +114,7 @@ class SingleDeviceFit(Training):
         return self._controller(given)
 
     def replaced(self) -> None:
-        """Notes that the stock step has taken over, which trains to the same bits."""
+        """Note that the stock step has taken over, which trains to the same bits."""
         self._controller.report.note(REPLACED)
 
     def ended(self) -> None:
@@ -123,7 +123,7 @@ class SingleDeviceFit(Training):
             _LOG.info("training ended before it was decided: %s", controller.report.undecided)
 
     def watched(self) -> Watched | None:
-        """Return what to watch, from the time on at which one order is kept."""
+        """Return what a profile shows, once one order is kept."""
         controller, session = self._controller, self._controller.session
         if not controller.settled:
             return None
@@ -138,7 +138,7 @@ class SingleDeviceFit(Training):
 
 
 def executions_of_fit(steps: int | None, together: int) -> int | None:
-    """Return the executions of the fit that begins, with so many steps in an epoch; None: nobody knows."""
+    """Return the executions of the fit that begins, with so many ``steps`` per epoch; None: nobody knows."""
     epochs = keras_fits.epochs_of_fit()
     if steps is None or epochs is None:
         return None

@@ -1,1 +1,1 @@
-"""Builds what several policies share."""
+"""Builds the parts of schedules that several policies share."""

@@ -24,10 +24,9 @@ makespan_s: Cost = attrgetter("makespan_s")
 
 
 def span_s(timeline: Timeline) -> float:
-    """Return the longest time from a device's first task to its last: steps follow each other without a
-    barrier.
+    """Return the longest time from a device's first task to its last, as steps follow without a barrier.
 
-    The cost of a schedule in Zero Bubble (arXiv 2401.10241, section 3).
+    This is the cost of a schedule in Zero Bubble (arXiv 2401.10241, section 3).
     """
     pieces = (piece for _, piece in timeline.lane_slices() if piece.stop > piece.start)
     spans = (timeline.end_s[0, piece].max() - timeline.start_s[0, piece].min() for piece in pieces)
@@ -35,15 +34,14 @@ def span_s(timeline: Timeline) -> float:
 
 
 def quickest(stages: StagedLayers, candidates: Sequence[Schedule], cost: Cost = makespan_s) -> Schedule:
-    """Return the first candidate, where closed forms hold or there are a million tasks; else
-    :func:`fastest`."""
+    """Return the first candidate if closed forms hold or it has a million tasks; else the :func:`fastest`."""
     if stages.uniform or 3 * stages.problem.microbatches * len(stages.bounds) > TASKS_TO_SIMULATE:
         return candidates[0]
     return fastest(stages.problem, candidates, cost)
 
 
 def fastest(problem: Problem, candidates: Sequence[Schedule], cost: Cost = makespan_s) -> Schedule:
-    """Return the lowest cost within the memory limit, else the least memory; of equals the shortest span."""
+    """Return the cheapest within the memory limit, else the leanest; ties go to the shortest span."""
 
     return min(candidates, key=lambda schedule: _order(problem, schedule, cost))
 
@@ -59,7 +57,7 @@ def _order(problem: Problem, schedule: Schedule, cost: Cost) -> Order:
 def fastest_of_cuts(
     cuts: Iterable[StagedLayers], schedules: Callable[[StagedLayers], Iterable[Schedule]]
 ) -> Schedule:
-    """Return what :func:`fastest` does of the schedules of all cuts; those that cannot win are not made."""
+    """Return the :func:`fastest` of the schedules of all cuts; those that cannot win are not made."""
     best: tuple[Order, int, Schedule] | None = None
     for number, stages in sorted(enumerate(cuts), key=lambda row: least_s(row[1])):
         if best is not None and not best[0][0] and best[0][1] * (1 + 1e-9) < least_s(stages):
@@ -73,8 +71,7 @@ def fastest_of_cuts(
 
 
 def least_s(stages: StagedLayers) -> float:
-    """Return what no order is faster than: what a device has to do once its first forward can begin, or a
-    link."""
+    """Return a lower bound of the makespan: a device's work from its first forward on, or a link's."""
     devices = stages.problem.devices
     first_s = np.full(devices, np.inf)
     np.minimum.at(first_s, stages.devices, _begins_s(stages))
@@ -86,8 +83,7 @@ def least_s(stages: StagedLayers) -> float:
 
 
 def least_of_all_cuts_s(problem: Problem) -> float:
-    """Return what no plan is faster than: all work, dealt out evenly from when devices can begin, or a layer
-    by itself."""
+    """Return a lower bound for all cuts: all work spread evenly once devices can begin, or one layer's."""
     begins_s: list[float] = []
     for number in range(len(problem.layers)):
         read = layer_inputs(problem.layers, number)
@@ -101,7 +97,7 @@ def least_of_all_cuts_s(problem: Problem) -> float:
 
 
 def _begins_s(stages: StagedLayers) -> Floats:
-    """Return when the first F of each stage begins at the earliest, float64 (stages,)."""
+    """Return the earliest start of the first F of each stage, float64 (stages,)."""
     # The order decides which of a device's stages takes a message that several read.
     forward_s, devices = (stages.seconds - stages.messages_s)[0].tolist(), stages.devices.tolist()
     begins_s: list[float] = []
@@ -115,7 +111,7 @@ def _begins_s(stages: StagedLayers) -> Floats:
 
 
 def _sending_s(stages: StagedLayers) -> float:
-    """Return how long the busiest link takes for what F and dO send; a device gets the same only once."""
+    """Return the busiest link's seconds for outputs and gradients; a device receives each only once."""
     devices = stages.devices.tolist()
     largest: dict[tuple[str, int, int], float] = {}
     for stage, read in enumerate(stages.inputs):
@@ -130,29 +126,29 @@ def _sending_s(stages: StagedLayers) -> float:
 
 
 def rank(problem: Problem, timeline: Timeline, cost: Cost = makespan_s) -> tuple[bool, float]:
-    """Return (above the memory limit, bytes) or (within it, cost): the lowest is the best."""
+    """Return (True, bytes) above the memory limit, (False, cost) within it: the lowest is the best."""
     over = not problem.keeps_limit(timeline.peak_bytes)
     return over, problem.limit_of(timeline.peak_bytes) if over else cost(timeline)
 
 
 def steps_to_show(schedule: Schedule) -> int:
-    """Return one, or where steps overlap as many as show the steady state, in time and in memory."""
+    """Return 1, or where steps overlap the number that shows the steady state in time and memory."""
     overlap = schedule.mode in ("single_device", "data_parallel") and len(schedule.lanes) > 1
     return STEPS_TO_STEADY + schedule.steps_ahead if overlap else 1
 
 
 def on_paper(problem: Problem, schedule: Schedule) -> Timeline:
-    """Simulate a schedule as plan() does."""
+    """Simulate a schedule as :func:`tf_ooo.plan` does."""
     return simulate(schedule, problem.layers, problem.link, steps_to_show(schedule))
 
 
 def within_limit(problem: Problem, schedule: Schedule) -> bool:
-    """Return whether no device holds more bytes at once than its limit, steps overlapping."""
+    """Return whether each device stays within its memory limit while steps overlap."""
     return problem.memory_limit_bytes is None or not rank(problem, on_paper(problem, schedule))[0]
 
 
 def first_within(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
-    """Return the first schedule that keeps the memory limit, else the last."""
+    """Return the first schedule within the memory limit, else the last."""
     for schedule in schedules:
         if within_limit(problem, schedule):
             break
@@ -160,7 +156,7 @@ def first_within(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
 
 
 def first_or_leanest(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
-    """Return the first schedule that keeps the memory limit; where none does, the one that needs least."""
+    """Return the first schedule within the memory limit, else the one that needs least memory."""
     rows = []
     for schedule in schedules:
         if problem.memory_limit_bytes is None:

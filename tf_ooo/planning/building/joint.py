@@ -4,8 +4,8 @@ device's main stream where it gains most.
 Regions, one for each dO and each forward of the next step, are filled greedily, subject to dependencies and
 memory: a delayed dW keeps its input and its dO alive.  Gains are measured (option ``gains``), or follow from
 ``LayerCosts.occupancy``: two kernels that need shares a and b of the device save ``2 - max(1, a + b)`` of
-each overlapped second; without, streams do not slow each other down, an upper bound.  What a dW keeps out of
-CUDA graphs (option ``capture``) is taken off its gain and added to the step.
+each overlapped second.  Without either, streams do not slow each other down, an upper bound.  Launches that a
+dW keeps out of CUDA graphs (option ``capture``) are taken off its gain and added to the step.
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ _LEAST_GAIN = 1e-3
 
 
 def check(problem: Problem, policy: str) -> None:
-    """Raise OptionsError, for a policy of this name, unless there is one device and one micro-batch."""
+    """Raise OptionsError, naming the policy, unless there is one device and one micro-batch."""
     if problem.devices != 1 or problem.microbatches != 1:
         given = f"{problem.devices} devices, {problem.microbatches} micro-batches"
         raise OptionsError(f"schedule {policy!r} takes one device and one micro-batch, got {given}")
 
 
 def best_placement(problem: Problem) -> Regions:
-    """Return the fastest by simulation of those that fit into memory; all on the main stream where none
-    does."""
+    """Return the placement that simulates fastest within memory; all on the main stream if none fits."""
     layers = range(len(problem.layers))
     filled = fill(problem)
     own_only = {layer: None if region is None else own(layer) for layer, region in filled.items()}
@@ -54,7 +53,7 @@ def best_placement(problem: Problem) -> Regions:
 
 
 def step_s(problem: Problem, placement: Regions) -> float:
-    """Return simulated seconds of one step, and what its launches cost besides."""
+    """Return the simulated seconds of one step, with the cost of its launches."""
     tried, capture = schedule(_TRIED, problem, placement), _capture_of(problem)
     lost_s = 0.0 if capture is None else capture.lost_s(len(problem.layers), placement)
     if not problem.flag("delay", True):
@@ -63,14 +62,13 @@ def step_s(problem: Problem, placement: Regions) -> float:
 
 
 def calculated_gains(problem: Problem) -> dict[tuple[str, int], float]:
-    """Return ``{(region, layer): seconds}`` of all pairs that gain by their layers' occupancy, each on its
-    own."""
+    """Return ``{(region, layer): seconds}`` of all pairs that gain by occupancy, each taken alone."""
     gains = _Gains(dataclasses.replace(problem, options={"delay": problem.flag("delay", True)}))
     return {(str(gains.stream.regions[place]), layer): gain for gain, place, layer in gains.all_pairs()}
 
 
 def fill(problem: Problem) -> Regions:
-    """Fill greedily: the pair with the largest gain first, into what is left of its regions."""
+    """Fill greedily: the pair with the largest gain goes first, into the room left in its regions."""
     gains = _Gains(problem)
     placement: dict[int, Task | None] = dict.fromkeys(range(len(problem.layers)))
     heap = [(-gain, place, layer) for gain, place, layer in gains.all_pairs()]
@@ -91,7 +89,7 @@ def fill(problem: Problem) -> Regions:
 
 
 class _Gains:
-    """Holds seconds saved for a dW that begins in a region, given what is left of the regions."""
+    """Holds the seconds that a dW saves by beginning in a region, given the room left in the regions."""
 
     def __init__(self, problem: Problem) -> None:
         self.layers = problem.layers
@@ -114,11 +112,11 @@ class _Gains:
                     yield gain, place, layer
 
     def least(self, layer: int) -> float:
-        """Return the least gain: below it, a dW stays where it is."""
+        """Return the least gain for which a dW is moved."""
         return max(_LEAST_GAIN * self.layers[layer].weight_grad_s, 1e-12)
 
     def of(self, place: int, layer: int) -> float:
-        """Return seconds; a long dW goes on into the regions that follow."""
+        """Return the seconds gained; a long dW goes on into the regions that follow."""
         if self.free_s[place] <= 0:
             return 0.0
         delay = place - self.stream.allowed(layer).start
@@ -131,7 +129,7 @@ class _Gains:
         return sum(used_s * (2 - max(1.0, self.share[at] + own_share)) for at, used_s in used)
 
     def _measured_s(self, table: Gains, place: int, layer: int) -> float:
-        """Return the gain that was measured side by side, for as much of it as there is room for."""
+        """Return the gain measured side by side, in proportion to the part for which there is room."""
 
         def gain(at: int) -> float:
             return table.get((str(self.stream.regions[at]), layer), 0.0)
@@ -181,7 +179,7 @@ def _checked(gains: object, stream: MainStream) -> Gains | None:
 
 
 def least_retreat(problem: Problem, placement: Regions) -> Regions:
-    """Move as few dW back to their own region, then to the main stream, as memory needs: largest first."""
+    """Move as few dW back to their own region, then to the main stream, as memory needs, largest first."""
     stream = MainStream(len(problem.layers))
 
     def held(layer: int) -> float:
@@ -198,7 +196,7 @@ def least_retreat(problem: Problem, placement: Regions) -> Regions:
 def _retreat(
     problem: Problem, placement: Regions, moved: list[int], back: Callable[[int], Task | None]
 ) -> Regions:
-    """Move as few of ``moved`` back, the first ones, as memory needs; all where even that is not enough."""
+    """Move as few of ``moved`` back, in order, as memory needs; all where even that is not enough."""
 
     def trial(count: int) -> Regions:
         return {**placement, **{layer: back(layer) for layer in moved[:count]}}

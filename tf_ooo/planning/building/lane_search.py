@@ -27,9 +27,9 @@ from tf_ooo.planning.simulation.simulator import task_seconds
 
 _TABU, _MOVES, _MOVES_WITHOUT_GAIN = 6, 200, 60
 Lanes = list[list[int]]
-# Deals stages out to devices with several each: F, dO and dW of all devices are to be alike. A device whose
+# Deals stages out to devices with several each, so that F, dO and dW of all devices are alike. A device whose
 # three sums are equal to the mean can be busy all the time. F counts by itself because nothing else can run
-# until the first micro-batch has been through, F and dO because dW fills what they leave. Of p devices each
+# until the first micro-batch has been through; F and dO count because dW fills their gaps. Each of p devices
 # has one of the first p stages, one of the next p and so on (a round): a device without an early stage would
 # begin late.
 
@@ -40,7 +40,7 @@ _SWEEPS = 20
 
 @dataclass(frozen=True)
 class _Order:
-    """Is an order of all lanes, when each node runs in it, and the node that was moved for it."""
+    """Holds an order of all lanes, the times of its nodes, and the node that was moved to make it."""
 
     lanes: Lanes
     times: Times
@@ -51,8 +51,7 @@ _makespan_s = attrgetter("times.makespan_s")
 
 
 def improved(stages: StagedLayers, schedule: Schedule) -> Schedule:
-    """Return one as fast or faster, within the memory limit if ``schedule`` is. Messages do not queue
-    here."""
+    """Return an order at least as fast, within the limit if ``schedule`` is; messages do not queue here."""
     search = _LaneSearch(stages, schedule)
     times = search.times(search.first)
     if times is None:  # it waits for itself
@@ -73,7 +72,7 @@ def improved(stages: StagedLayers, schedule: Schedule) -> Schedule:
 
 
 class _LaneSearch:
-    """Nodes are those of the relation of the first schedule; moves change the lanes only."""
+    """Searches orders of the lanes; nodes are those of the first schedule's relation."""
 
     def __init__(self, stages: StagedLayers, schedule: Schedule) -> None:
         problem = stages.problem
@@ -95,8 +94,7 @@ class _LaneSearch:
         self.turn, self.tabu, self.shortest_s = 0, dict[int, int](), math.inf
 
     def _bound_s(self) -> float:
-        """Return what no order is faster than: a lane's work, after what must be before it and before what
-        must be after."""
+        """Return a lower bound of the makespan: a lane's work, with the least time before and after it."""
         alone = [[node] for node in range(len(self.tasks.seconds))]
         before_s, after_s = (run(tasks, alone).start_s for tasks in (self.tasks, self.turned))
         bound_s, lanes = 0.0, ([node for node in lane if self.tasks.seconds[node]] for lane in self.first)
@@ -106,7 +104,7 @@ class _LaneSearch:
         return bound_s
 
     def moved(self, here: _Order) -> _Order | None:
-        """Return the fastest neighbour; a task that was moved lately stays, unless that is the best yet."""
+        """Return the fastest neighbour; a task moved lately stays, unless moving it gives a new best."""
         self.turn += 1
         neighbours = (
             order
@@ -120,7 +118,7 @@ class _LaneSearch:
         return neighbour
 
     def _neighbours(self, here: _Order) -> Iterator[_Order]:
-        """Yield orders one move away that fit into memory and in which nothing waits for itself."""
+        """Yield orders one move away that fit into memory and have no deadlock."""
         for number, a, b in self._moves(here):
             lane = here.lanes[number].copy()
             node = lane.pop(a)
@@ -133,7 +131,7 @@ class _LaneSearch:
                 yield _Order(lanes, times, node)
 
     def _moves(self, here: _Order) -> Iterator[tuple[int, int, int]]:
-        """Yield (lane, from, to): swaps at the ends of blocks, dW behind and others before their block."""
+        """Yield moves (lane, from, to): swaps at the ends of blocks, dW behind, others before their block."""
         for number, first, last in self._blocks(here):
             lane = here.lanes[number]
             places = range(first, last + 1)
@@ -143,7 +141,7 @@ class _LaneSearch:
                     yield number, a, b
 
     def _blocks(self, here: _Order) -> Iterator[tuple[int, int, int]]:
-        """Stretches of one critical path on one lane: (lane, first place, last place)."""
+        """Yield the stretches of one critical path on one lane: (lane, first place, last place)."""
         lanes, start, end = here.lanes, here.times.start_s, here.times.end_s
         place = {node: (number, i) for number, lane in enumerate(lanes) for i, node in enumerate(lane)}
         node = max(range(len(end)), key=end.__getitem__)
@@ -169,13 +167,13 @@ class _LaneSearch:
         return bool(lane_peak_bytes(codes, *self.sizes) <= room * (1 + 1e-12))
 
     def times(self, lanes: Lanes) -> Times | None:
-        """Return when each node runs; None where they wait for each other."""
+        """Return when each node runs; None for a deadlock."""
         times = run(self.tasks, lanes)
         return None if any(math.isnan(end_s) for end_s in times.end_s) else times
 
 
 def placements(seconds: Floats, devices: int) -> Iterator[Ints]:
-    """Yield stages in turn, then balanced, int64 (stages,); ``seconds`` of F, dO and dW, (3, stages)."""
+    """Yield stages in turn, then balanced, int64 (stages,); ``seconds``: of F, dO and dW, (3, stages)."""
     in_turn = np.arange(seconds.shape[1]) % devices
     yield in_turn
     for weight, power in _TASTES:
@@ -184,7 +182,7 @@ def placements(seconds: Floats, devices: int) -> Iterator[Ints]:
 
 @dataclass
 class _Balancing:
-    """Loads are shares of their mean over all devices: all three kinds, F, dO; shape (3, devices)."""
+    """Balances loads, relative to their mean over devices: all three kinds, F, dO; shape (3, devices)."""
 
     seconds: Floats
     devices: int
@@ -192,7 +190,7 @@ class _Balancing:
     power: int
 
     def balanced(self, start: Ints) -> Ints:
-        """Balance by exchanging two stages of a round as long as that makes loads more alike."""
+        """Exchange two stages of a round as long as that makes loads more alike; return the devices."""
         loads = np.stack([self.seconds.sum(axis=0), self.seconds[0], self.seconds[1]])
         means = loads.sum(axis=1, keepdims=True) / self.devices
         self.loads: Floats = loads / np.where(means > 0, means, 1.0)
@@ -209,7 +207,7 @@ class _Balancing:
         return cost
 
     def _improve(self, stage: int) -> bool:
-        """Exchanges the stage with another of its round, where that is better; whether it did."""
+        """Exchange the stage with another of its round if that is better; return whether it was."""
         here, there, of_stage, loads = self.place[stage], self.place, self.loads[:, [stage]], self.of_device
         left, rounds = loads[:, [here]] - of_stage, np.arange(len(there)) // self.devices
         cost = self._cost(loads)
@@ -233,8 +231,8 @@ _TOLERANCE = 0.004
 _STARTING = 0.25
 # So many placements, the best after one round, get the other rounds where nothing is changed.
 _LIKELY = 2
-# This share of the changes exchanges two stages of a round that take about as long; else only the order
-# changes.
+# This share of the changes exchanges two stages of a round of about equal length; the others change only the
+# order.
 _EXCHANGES = 0.8
 _NEAR = 2
 # Tasks that are placed in all: about ten seconds.
@@ -251,8 +249,7 @@ class Placed:
 
 
 def searched(tasks: StepTasks, busy_s: Floats, places: Iterable[Ints], effort: float = 1.0) -> Placed:
-    """Return the best of the given placements, changed as long as that pays; always the same for the same
-    costs.
+    """Return the best placement after many changes from the given ones; the same for the same costs.
 
     ``busy_s``: seconds of one micro-batch of each stage; ``effort``: how many changes are tried.
     """
@@ -281,7 +278,7 @@ def searched(tasks: StepTasks, busy_s: Floats, places: Iterable[Ints], effort: f
 
 
 class _Neighbours:
-    """Remembers the neighbours of the placement where the walk is: most changes are drawn several times."""
+    """Remembers the neighbours of the walk's placement: most changes are drawn several times."""
 
     def __init__(self, tasks: StepTasks, busy_s: Floats) -> None:
         self.tasks, self.busy_s = tasks, busy_s
@@ -297,7 +294,7 @@ class _Neighbours:
         return self.known[key]
 
     def _justified(self, here: Placed, place: list[int]) -> Placed | None:
-        """Return nothing where a device has more to do than would be accepted."""
+        """Return the placement with its order; None where a device has more to do than would be accepted."""
         longest_s = np.bincount(place, self.busy_s, self.tasks.devices).max() * self.tasks.count
         if longest_s >= here.times.makespan_s:
             return None
@@ -305,7 +302,7 @@ class _Neighbours:
 
 
 def _changed(place: list[int], rounds: Sequence[Sequence[int]], draw: random.Random) -> list[int]:
-    """Return two stages of a round that take about as long exchanged, or the same."""
+    """Return the placement with two stages of a round of about equal length exchanged, or unchanged."""
     changed = list(place)
     if draw.random() < _EXCHANGES:
         alike = draw.choice(rounds)

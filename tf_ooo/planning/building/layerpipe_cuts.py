@@ -35,11 +35,11 @@ NO_SHARES: Shares = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Cut:
-    """Is one cut, ``at_s`` seconds from the left, inside a layer or before it.
+    """Describes a cut, ``at_s`` seconds from the left, inside a layer or before it.
 
-    Of the layer's tasks in this ``order``, ``before`` are wholly on the left, and ``share`` of the next one,
-    a dO, which may be shifted between ``low_s`` and ``high_s``, its share from ``least`` to ``most``.
-    ``sent_bytes`` of a micro-batch go over the cut, weights included.
+    In this ``order``, the layer's first ``before`` tasks are wholly on the left, and ``share`` of the next, a
+    dO. The cut may be shifted between ``low_s`` and ``high_s``, the share between ``least`` and ``most``.
+    ``sent_bytes`` of a micro-batch cross the cut, weights included.
     """
 
     at_s: float
@@ -56,7 +56,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class TaskLine:
-    """Holds the layers' work on a line, and all places where it may be cut, in their order."""
+    """Holds the layers' work on a line, with all places where the line may be cut, in order."""
 
     layers: tuple[LayerCosts, ...]
     starts_s: tuple[float, ...]
@@ -64,8 +64,7 @@ class TaskLine:
 
     @classmethod
     def of(cls, layers: Sequence[LayerCosts], inside: bool, lower_shares: Shares = NO_SHARES) -> TaskLine:
-        """Return the line of layers; ``lower_shares``: for a layer, the least and most of its dO on the
-        left."""
+        """Return the line of layers; ``lower_shares``: the least and most of a layer's dO on the left."""
         work = [sum(seconds(layer).values()) for layer in layers]
         starts = tuple(itertools.accumulate(work, initial=0.0))
         cuts = [
@@ -89,7 +88,7 @@ def seconds(layer: LayerCosts) -> dict[str, float]:
 
 
 def _crossing_bytes(layers: Sequence[LayerCosts], before: int, after: int) -> float:
-    """Return what layers below ``before`` and from ``after`` on send each other: outputs and gradients."""
+    """Return the bytes of outputs and gradients between layers below ``before`` and from ``after`` on."""
     sources: set[int] = set()
     gradients = 0.0
     for reader in range(after, len(layers)):
@@ -117,7 +116,7 @@ def _inside(layers: Sequence[LayerCosts], layer: int, start_s: float, least_s: f
 
 
 def left_shares(cut: Cut) -> dict[str, float]:
-    """Return how much of each of the cut layer's tasks is to the left of the cut."""
+    """Return the share of each of the cut layer's tasks that is left of the cut."""
     shares = {kind: float(place < cut.before) for place, kind in enumerate(cut.order)}
     if cut.share:
         shares[cut.order[cut.before]] = cut.share
@@ -125,7 +124,7 @@ def left_shares(cut: Cut) -> dict[str, float]:
 
 
 def _sent_bytes(layers: Sequence[LayerCosts], cut: Cut) -> float:
-    """Return the bytes that processors left and right of one cut inside a layer send each other."""
+    """Return the bytes that the processors left and right of one cut inside a layer send each other."""
     read = sum(layers[source].output_bytes for source in layer_inputs(tuple(layers), cut.layer))
     output, weights = layers[cut.layer].output_bytes, layers[cut.layer].weight_bytes
     left = {"F": 0.0, "dO": 0.0, "dW": 0.0} | left_shares(cut)
@@ -140,8 +139,7 @@ def _sent_bytes(layers: Sequence[LayerCosts], cut: Cut) -> float:
 
 
 def best_cuts(line: TaskLine, processors: int, slack: float = 0.0) -> tuple[Cut, ...] | None:
-    """Return the fewest bytes with the slowest processor within ``1 + slack`` of the best; None: too few
-    places."""
+    """Return cuts with fewest bytes, the slowest processor within ``1 + slack`` of the best, or None."""
     search = _CutSearch(line, processors)
     low_s = high_s = line.starts_s[-1] / processors
     if search.cuts(low_s) is None:
@@ -154,7 +152,7 @@ def best_cuts(line: TaskLine, processors: int, slack: float = 0.0) -> tuple[Cut,
 
 
 class _CutSearch:
-    """Finds the cheapest way from the left end to the right end in pieces of at most a given length."""
+    """Finds the cheapest way from the left to the right end in pieces of at most a given length."""
 
     def __init__(self, line: TaskLine, processors: int) -> None:
         self.line, self.pieces = line, processors
@@ -166,7 +164,7 @@ class _CutSearch:
         self.same = self._same_layer()
 
     def _same_layer(self) -> tuple[Ints, Ints]:
-        """Return pairs of cuts in one layer that go together: one order of tasks, one cut inside its dO."""
+        """Return the pairs of cuts that fit together in one layer: one task order, one cut in its dO."""
         by_order: dict[tuple[int, tuple[str, ...]], list[int]] = {}
         for index, cut in enumerate(self.line.cuts):
             if cut.order:
@@ -202,7 +200,7 @@ class _CutSearch:
         return cuts[::-1]
 
     def _extend(self, reach: Floats, start: Ints) -> tuple[Floats, Ints]:
-        """Return one piece more: the cheapest cut before each, in another layer or in the same one."""
+        """Add a piece: the cheapest cut before each cut, in another layer or in the same one."""
         index = np.arange(len(reach))
         origin = _lowest(reach, start, np.minimum(self.first_inside, index))
         best = np.where(origin >= 0, reach[origin], np.inf)
@@ -220,7 +218,7 @@ class _CutSearch:
 
 
 def _lowest(values: Floats, low: Ints, high: Ints) -> Ints:
-    """Place of the lowest of ``values[low[i]:high[i]]`` for each i, -1 where there is none."""
+    """Return the place of the lowest of ``values[low[i]:high[i]]`` for each i, -1 where there is none."""
     levels = [np.arange(len(values))]
     while 2 ** len(levels) <= len(values):
         half = 2 ** (len(levels) - 1)
@@ -236,7 +234,7 @@ def _lowest(values: Floats, low: Ints, high: Ints) -> Ints:
 
 
 def refined(line: TaskLine, cuts: Sequence[Cut]) -> tuple[Cut, ...]:
-    """Shifts the cuts inside dO so that the slowest processor is as fast as possible."""
+    """Shift the cuts inside dO so that the slowest processor is as fast as possible."""
     total_s = line.starts_s[-1]
     best = [cut.at_s for cut in cuts]
     pieces_s = [b - a for a, b in itertools.pairwise([0.0, *best, total_s])]
@@ -252,7 +250,7 @@ def refined(line: TaskLine, cuts: Sequence[Cut]) -> tuple[Cut, ...]:
 
 
 def _shifted(cuts: Sequence[Cut], longest_s: float) -> list[float] | None:
-    """Return each cut as far to the right as the piece before it allows; None if it does not get there."""
+    """Shift each cut right as far as ``longest_s`` for the piece before it allows; None: too short."""
     places: list[float] = []
     for cut in cuts:
         width_s = cut.high_s - cut.low_s
@@ -273,8 +271,7 @@ def _moved(cut: Cut, at_s: float) -> Cut:
 
 
 def whole_layers(name: str, problem: Problem) -> Schedule:
-    """Return 1F1B over contiguous stages, within the memory limit if possible. OptionsError: too few
-    layers."""
+    """Return 1F1B of contiguous stages, within memory if possible. OptionsError: too few layers."""
     count, layers = problem.devices, len(problem.layers)
     cuts = best_cuts(TaskLine.of(problem.layers, inside=False), count)
     if cuts is None:
@@ -295,7 +292,7 @@ def in_rounds(schedule: Schedule) -> Schedule:
 
 
 def _ordered(schedule: Schedule, in_flight: Sequence[int]) -> Schedule:
-    """Return it with so many micro-batches in flight on each stage; each dW is followed by its update."""
+    """Order a schedule with so many micro-batches in flight on each stage; an update follows each dW."""
     count, lanes = schedule.microbatches, dict[Lane, TaskList]()
     for stage, most in enumerate(in_flight):
         codes = lane_codes((stage, stage, stage), np.arange(count), places(count, min(most, count), 0))

@@ -1,4 +1,4 @@
-"""Builds what pipeline policies share. Lanes are made with numpy: tens of millions of tasks take seconds."""
+"""Builds parts of pipeline policies. Lanes are numpy arrays: tens of millions of tasks take seconds."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tf_ooo.planning.model.task import KIND_NUMBER, Fields, Floats, Ints, encode
 
 
 def shortest_s(sums: Floats, speeds: Sequence[float]) -> float:
-    """Return the shortest possible slowest stage.
+    """Return the least possible seconds of the slowest stage.
 
     Args:
-        sums: seconds of the layers before each layer, and of all.
+        sums: seconds of all layers before each layer, and last of all layers.
         speeds: the speed of each stage's device.
     """
     count = len(sums) - 1
@@ -38,7 +38,7 @@ def shortest_s(sums: Floats, speeds: Sequence[float]) -> float:
 
 
 def cheapest(sums: Floats, messages: Floats, speeds: Sequence[float], limit: float) -> list[int]:
-    """Ends of stages, none longer than the limit, with the least to send; empty where there are none."""
+    """Return the ends of stages within the limit that send least; empty where there are none."""
     count = len(messages)
     cost = np.where(sums[1:] / speeds[0] <= limit * (1 + 1e-9), 0.0, np.inf)
     back: list[np.ndarray] = []
@@ -64,8 +64,7 @@ MODE = "pipeline"
 
 @dataclass(frozen=True)
 class StagedLayers:
-    """Holds layers cut into stages, of which stage s runs on device ``s % devices``, or where ``place``
-    says."""
+    """Holds layers cut into stages; stage s runs on device ``s % devices``, or where ``place`` says."""
 
     problem: Problem
     bounds: tuple[tuple[int, int], ...]
@@ -73,9 +72,9 @@ class StagedLayers:
 
     @classmethod
     def of(cls, problem: Problem, chunks: int = 1, place: tuple[int, ...] = ()) -> StagedLayers:
-        """Return ``chunks`` stages for each device, those of the problem's cut if it has one.
+        """Cut into ``chunks`` stages for each device, or as the problem's cut says.
 
-        OptionsError if that is more stages than layers, or another number than in the cut.
+        OptionsError: more stages than layers, or another number than in the cut.
         """
         count = problem.devices * chunks
         if problem.cut and len(problem.cut) != count:
@@ -95,19 +94,17 @@ class StagedLayers:
 
     @cached_property
     def seconds(self) -> Floats:
-        """Return seconds of F, dO and dW of each stage on its device, with the runtime's own, shape (3,
-        stages)."""
+        """Return seconds of each stage's F, dO and dW on its device, with the runtime's own, (3, stages)."""
         sums = np.stack([self.sums(name) for name in ("forward_s", "output_grad_s", "weight_grad_s")])
         on_devices: Floats = sums / np.array(self.problem.link.speeds_of(self.devices.tolist()))
         return on_devices + self.problem.link.task_s * (sums > 0) + self.messages_s
 
     @cached_property
     def messages_s(self) -> Floats:
-        """Return seconds that F, dO and dW of each stage spend on sending and receiving messages, (3,
-        stages).
+        """Return the seconds of messages that F, dO and dW of each stage send and receive, (3, stages).
 
-        A device gets the same only once: its first stage that reads an output takes it, and the last one that
-        made what is read takes its gradient.
+        A device receives each tensor only once: its first stage that reads an output takes the output, and
+        its last stage that made what is read takes the gradient.
         """
         link, taken_s, devices = self.problem.link, np.zeros((3, len(self.bounds))), self.devices.tolist()
         if not link.busies_ends:
@@ -135,7 +132,7 @@ class StagedLayers:
 
     @property
     def uniform(self) -> bool:
-        """Return whether all stages take the same time and messages none: the closed forms hold."""
+        """Return whether all stages take the same time and messages none: then closed forms hold."""
         seconds, link = self.seconds, self.problem.link
         per_byte = link.overhead_s_per_byte or not np.isinf(link.bytes_per_s)
         free = link.of_idle_ends.latency_s == 0 and not (per_byte and self.sums("output_bytes")[:-1].any())
@@ -143,9 +140,9 @@ class StagedLayers:
 
     @cached_property
     def room_bytes(self) -> Floats:
-        """Return the bytes that the limit leaves each device for activations.
+        """Return the bytes within the limit that each device has for activations.
 
-        Weights, gradients, slots and what one dO computes again have their place beside them.
+        Weights, gradients, slots and the activations that one dO computes again are already taken off.
         """
         devices = self.problem.devices
         if self.problem.memory_limit_bytes is None:
@@ -159,7 +156,7 @@ class StagedLayers:
 
     @cached_property
     def summand_bytes(self) -> Floats:
-        """Return the parts of gradients that wait for their sum while a dW runs, float64 (stages,)."""
+        """Return the bytes of partial gradients not yet added up while a dW runs, float64 (stages,)."""
         problem = self.problem
         if problem.model:
             ranges = [(problem.bounds[first][0], problem.bounds[last][1]) for first, last in self.bounds]
@@ -169,7 +166,7 @@ class StagedLayers:
         return np.array([max(costs[first : last + 1]) for first, last in self.bounds])
 
     def most_in_flight(self, most: int) -> int:
-        """Return how many micro-batches may be in flight, at most ``most``: memory has room for as many."""
+        """Return how many micro-batches fit into memory at once, at most ``most``."""
         each = np.bincount(self.devices, weights=self.sums("stored_bytes"), minlength=self.problem.devices)
         room = np.floor(self.room_bytes[each > 0] / each[each > 0] + 1e-9).min(initial=np.inf)
         return int(max(1, min(most, self.problem.microbatches, room)))
@@ -181,7 +178,7 @@ class StagedLayers:
     def with_updates(
         self, policy: str, orders: Iterable[Iterable[Task] | Ints], back: bool = False
     ) -> Schedule:
-        """Return the schedule of each device's order, then updates; ``back``: the last stage's first."""
+        """Return the schedule of each device's order, then the updates; ``back``: the last stage's first."""
         lanes: dict[Lane, TaskList] = {}
         for device, order in enumerate(orders):
             stages = np.flatnonzero(self.devices == device)
@@ -195,7 +192,7 @@ def balanced(
 ) -> tuple[tuple[int, int], ...]:
     """Return (first, last) layer of stages, the slowest as fast as possible. OptionsError: too few layers.
 
-    ``speeds``: the speed of each stage's device; ``weights``: what counts instead of the layers' seconds.
+    ``speeds``: the speed of each stage's device; ``weights``: what to balance instead of seconds.
     """
     seconds, stages = [layer.busy_s for layer in layers] if weights is None else list(weights), len(speeds)
     if stages > len(seconds):
@@ -225,7 +222,7 @@ def _count(seconds: Sequence[float], limit_s: float) -> int:
 
 
 def _cut(seconds: Sequence[float], limit_s: float, stages: int) -> tuple[tuple[int, int], ...]:
-    """Fills stage after stage up to the limit, but leaves a layer for each stage to come."""
+    """Fill stage after stage up to the limit, but leave one layer for each stage to come."""
     cuts: list[tuple[int, int]] = []
     first, used = 0, 0.0
     for index, value in enumerate(seconds):
@@ -240,7 +237,7 @@ def _cut(seconds: Sequence[float], limit_s: float, stages: int) -> tuple[tuple[i
 
 @dataclass(frozen=True)
 class Pace:
-    """Says how many forwards each device runs ahead of its first dO, and dW stay behind: int64 (devices,).
+    """Says how many forwards run ahead of the first dO, and how many dW are put off: int64 (devices,).
 
     A device that runs further ahead than the one before it would wait for itself.
     """
@@ -249,8 +246,7 @@ class Pace:
     delay: Ints
 
     def capped(self, stages: StagedLayers) -> Pace:
-        """Return the pace within the memory limit, for ``ahead`` activations and ``delay`` dW; at least
-        one."""
+        """Return the pace within the memory limit, for ``ahead`` activations and ``delay`` dW, at least 1."""
         full, kept = stages.sums("stored_bytes"), stages.sums("kept_bytes")
         room = stages.room_bytes
         ahead = np.minimum(self.ahead, np.maximum(_fit(room, full), 1))
@@ -260,7 +256,7 @@ class Pace:
 
 
 def _fit(room_bytes: Floats, size_bytes: Floats) -> Floats:
-    """Return how many of a size fit, float64."""
+    """Return how many of a size fit into the room, float64."""
     with np.errstate(divide="ignore", invalid="ignore"):
         count = np.floor(room_bytes / size_bytes + 1e-9)
     return np.where(size_bytes > 0, count, np.inf)
@@ -269,7 +265,7 @@ def _fit(room_bytes: Floats, size_bytes: Floats) -> Floats:
 def paced(
     policy: str, stages: StagedLayers, pace: Pace, *, fused: bool = False, limited: bool = True
 ) -> Schedule:
-    """Return one stage on each device: ``ahead`` F, then dO, a delayed dW, F in turns, the last dW, U."""
+    """Return one stage on each device: ``ahead`` F, then in turns dO, a delayed dW and F, the last dW, U."""
     pace = pace.capped(stages) if limited else pace
     count = stages.problem.microbatches
     lanes: dict[Lane, TaskList] = {}
@@ -282,8 +278,7 @@ def paced(
 
 
 def places(count: int, ahead: int, delay: int) -> tuple[Ints, Ints, Ints]:
-    """Return the order of one lane as sort keys of its F, dO and dW: round k is dO k, dW k - delay, F k +
-    ahead."""
+    """Return a lane's order as sort keys of F, dO, dW: round k is dO k, dW k - delay, F k + ahead."""
     batch = np.arange(count, dtype=np.int64)
     forward = np.where(batch < ahead, batch - ahead, 3 * (batch - ahead) + 2)
     late = batch + delay
@@ -292,15 +287,14 @@ def places(count: int, ahead: int, delay: int) -> tuple[Ints, Ints, Ints]:
 
 
 def lane_codes(stages: Sequence[ArrayLike], batch: Ints, order: Sequence[Ints]) -> Ints:
-    """Return codes of F, dO and dW of micro-batches, sorted by their places; ``stages`` are those of each
-    kind."""
+    """Return codes of F, dO and dW, sorted by their places; ``stages``: the stages of each kind."""
     kinds = zip(("F", "dO", "dW"), stages, strict=True)
     codes = np.concatenate([encode(kind, stage, batch) for kind, stage in kinds])
     return codes[np.argsort(np.concatenate(order), kind="stable")]
 
 
 def lane_peak_bytes(codes: Ints, activation_bytes: Floats, kept_bytes: Floats) -> float:
-    """Return the most activations alive on a device with this one lane; sizes are of each stage."""
+    """Return the most activation bytes alive on a device with this single lane; sizes are per stage."""
     fields = Fields.of(codes)
     full, kept = activation_bytes[fields.stage], kept_bytes[fields.stage]
     is_kind = [fields.kind == KIND_NUMBER[kind] for kind in ("F", "dO", "dW")]
@@ -310,11 +304,10 @@ def lane_peak_bytes(codes: Ints, activation_bytes: Floats, kept_bytes: Floats) -
 def interleaved(
     stages: StagedLayers, chunks: int, size: int, hop: int, *, delayed: bool = False
 ) -> dict[Lane, TaskList]:
-    """Return rounds of ``size`` micro-batches, one after the other; in each they pass in groups of p to 2p -
-    1.
+    """Return rounds of ``size`` micro-batches, in each of which they pass in groups of p to 2p - 1.
 
-    A device runs ``hop`` F more ahead than the next one.  ``delayed``: device i puts each dW off by i dO,
-    which then come back without waiting for dW (PyTorch's InterleavedZeroBubble, with ``hop`` 1).
+    A device runs ``hop`` more F ahead than the next one.  ``delayed``: device i puts each dW off by i dO, so
+    that dO come back without waiting for dW (PyTorch's InterleavedZeroBubble, with ``hop`` 1).
     """
     count, devices = stages.problem.microbatches, stages.problem.devices
     batches = [np.arange(first, min(first + size, count)) for first in range(0, count, size)]

@@ -1,4 +1,4 @@
-"""Says where dW run on one device with two streams, and counts launches outside of CUDA graphs.
+"""Places dW on one device with two streams, and counts launches outside of CUDA graphs.
 
 In the words of out-of-order backprop (EuroSys 2022, doi 10.1145/3492321.3519563): ``BWD j``, beside dO of
 layer j - 1; ``FWD j``, beside the next step's F of layer j; ``NO``, on the main stream, as always layer 0's.
@@ -26,8 +26,7 @@ Regions = Mapping[int, Task | None]
 
 @dataclass(frozen=True)
 class MainStream:
-    """Holds regions in the order of time: dO downwards, then, if dW may ``delay``, the next step's F
-    upwards."""
+    """Holds regions in order of time: dO downwards; if dW may ``delay``, the next step's F upwards."""
 
     layers: int
     delay: bool = True
@@ -41,7 +40,7 @@ class MainStream:
         return self.layers - 1 - region.stage if region.kind == "dO" else self.layers + region.stage
 
     def allowed(self, layer: int) -> range:
-        """Places in which dW of a layer may begin: after its dO, before its next forward (layer 0: none)."""
+        """Return where dW of a layer may begin: after its dO, before its next forward (layer 0: nowhere)."""
         return range(self.layers - layer, self.layers + (layer if self.delay else 0))
 
 
@@ -56,8 +55,7 @@ def schedule(policy: str, problem: Problem, placement: Regions) -> Schedule:
     moved = {layer: region for layer, region in placement.items() if region is not None}
 
     def turn(layer: int) -> tuple[int, int]:
-        """Return turns region after region; in one, what the next forward needs first, or whose dO was done
-        first."""
+        """Sort by region; within F the layer needed first, within dO the layer whose dO was done first."""
         return stream.place(moved[layer]), layer if moved[layer].kind == "F" else -layer
 
     order = sorted(moved, key=turn)
@@ -68,7 +66,7 @@ def schedule(policy: str, problem: Problem, placement: Regions) -> Schedule:
 
 
 def _pin(layer: int, region: Task) -> tuple[Task, Task, int] | None:
-    """Return what dW waits for besides its dO: the main stream's task before the region."""
+    """Return the wait of a dW besides its dO: for the main stream's task before the region."""
     weight_grad = Task("dW", layer)
     if region.kind == "F" and region.stage:
         return weight_grad, Task("F", region.stage - 1), 1
@@ -77,7 +75,7 @@ def _pin(layer: int, region: Task) -> tuple[Task, Task, int] | None:
 
 
 def read(texts: Mapping[int, str], layers: int) -> dict[int, Task | None]:
-    """Return a map in words. OptionsError: a text that is none, or a dW before its dO or after its next F."""
+    """Read a map in words. OptionsError: no such region, a dW before its dO or after its next F."""
     stream = MainStream(layers)
     placement: dict[int, Task | None] = {}
     for layer, text in texts.items():
@@ -116,7 +114,7 @@ def write(placement: Regions) -> dict[int, str]:
 
 
 # Counts launches where a schedule keeps kernels out of CUDA graphs: a term of joint scheduling. XLA:GPU
-# captures what the main stream runs without interruption, ``least_run`` kernels or more; a call on a side
+# captures kernels that the main stream runs without interruption, ``least_run`` or more; a call on a side
 # stream interrupts. Seen in modules compiled for an H100 (docs/design/xla.md).
 
 # XLA's own, flag xla_gpu_graph_min_graph_size.
@@ -125,10 +123,10 @@ LEAST_RUN = 5
 
 @dataclass(frozen=True)
 class Capture:
-    """Launches of a step whose stock order is in CUDA graphs.  OptionsError: a number below 0 or infinite.
+    """Counts a step's launches outside of CUDA graphs. OptionsError: a number is not finite or below 0.
 
-    ``kernels``: how many each F, dO and dW has, as ``{"dO:3": 4.0}``.  ``launch_s``: what one takes longer
-    outside of CUDA graphs.  ``own``: whether those that a dW itself loses count; not where measured gains
+    ``kernels``: how many each F, dO and dW has, as ``{"dO:3": 4.0}``.  ``launch_s``: seconds that one takes
+    longer outside of CUDA graphs.  ``own``: whether a dW's own lost kernels count; not where measured gains
     include them.
     """
 
@@ -143,7 +141,7 @@ class Capture:
                 raise OptionsError(f"capture: {what} must be a finite number from 0, got {value!r}")
 
     def lost_s(self, layers: int, placement: Regions) -> float:
-        """Return seconds that a placement costs a step; 0 where every dW stays on the main stream."""
+        """Return the seconds that a placement adds to a step; 0 where every dW stays on the main stream."""
         runs = CapturedRuns(self, layers)
         return sum(
             runs.take(runs.stream.place(region), layer)
@@ -164,7 +162,7 @@ class CapturedRuns:
         self._breaks = [0, layers, 2 * layers]
 
     def of(self, place: int, layer: int) -> float:
-        """Return seconds that it costs to start dW of a layer in the region at ``place``."""
+        """Return the seconds that it costs to start dW of a layer in the region at ``place``."""
         own = self.capture.kernels.get(f"dW:{layer}", 0.0) if self.capture.own else 0.0
         return (own + self._cut(place)) * self.capture.launch_s
 
@@ -176,7 +174,7 @@ class CapturedRuns:
         return cost_s
 
     def _cut(self, place: int) -> float:
-        """Return kernels that are captured now and not if the run is cut there."""
+        """Return the kernels that leave a CUDA graph if the run is cut there."""
         after = bisect.bisect_right(self._breaks, place)
         first, last = self._breaks[after - 1], self._breaks[after]
         return self._left_out(first, place) + self._left_out(place, last) - self._left_out(first, last)

@@ -1,8 +1,8 @@
 """Optimises the order of dW and the order of communications together, for data parallel.
 
 For an order of dW :func:`best_order` looks for the best order on the link; dW are moved from several starts.
-Moves that can help follow from the critical path: compute up to one dW, a block of communications without a
-gap, the forward that waited for it.
+Moves that can help follow from the critical path: computation up to one dW, a block of communications without
+a gap, the forward that waited for the block.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tf_ooo.planning.model.schedule import Schedule
 Seconds = Sequence[float]
 
 
-# The best order on one link: jobs with release times and tails (Carlier, EJOR 11, 1982). Taking what is
-# ready, longest tail first, is optimal if jobs can be interrupted. They cannot: branch and bound over which
-# job of a critical block goes before or after all others of it.
+# The best order on one link: jobs with release times and tails (Carlier, EJOR 11, 1982). Taking the ready job
+# of longest tail first is optimal if jobs can be interrupted. They cannot: branch and bound over which job of
+# a critical block goes before or after all others of it.
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class _LinkRun:
 def best_order(
     release_s: Seconds, seconds: Seconds, tail_s: Seconds, floor_s: float = 0.0, limit: int = 100
 ) -> list[int]:
-    """Return the order with the smallest largest ``end + tail`` of all that ``limit`` branches show."""
+    """Return the order with the smallest largest ``end + tail``, among those that ``limit`` branches show."""
     best = _longest_tail_first(release_s, seconds, tail_s)
     stack = [(list(release_s), list(tail_s))]
     while stack and limit and best.total_s > floor_s:
@@ -60,7 +60,7 @@ def _longest_tail_first(release_s: Seconds, seconds: Seconds, tail_s: Seconds) -
 
 
 def serve(ready_s: Seconds, seconds: Seconds, urgency: Sequence[int]) -> tuple[list[float], list[int]]:
-    """Return one machine that takes what is ready, the first of ``urgency`` first: ends, and the order."""
+    """Run one machine that takes ready jobs, the first of ``urgency`` first: return ends and order."""
     arrivals = sorted(range(len(ready_s)), key=ready_s.__getitem__)
     rank = [0] * len(arrivals)
     for place, job in enumerate(urgency):
@@ -82,7 +82,7 @@ def serve(ready_s: Seconds, seconds: Seconds, urgency: Sequence[int]) -> tuple[l
 
 
 def critical_block(jobs: list[int], end_s: Seconds, seconds: Seconds, tail_s: Seconds) -> tuple[int, int]:
-    """Places in their order of the first and last job of the block that decides: no idle time in between."""
+    """Return the first and last place of the block without idle time that decides the makespan."""
     first = last = max(range(len(jobs)), key=lambda at: (end_s[jobs[at]] + tail_s[jobs[at]], at))
     while first and end_s[jobs[first - 1]] >= end_s[jobs[first]] - seconds[jobs[first]]:
         first -= 1
@@ -121,7 +121,7 @@ _SLOWER = 0.01
 
 @dataclass(frozen=True)
 class Solution:
-    """Is one order of a step; communications by number, None: whatever is ready, the most urgent first."""
+    """Holds an order of one step; communications by number, None: the most urgent that is ready."""
 
     backward: list[int]
     order: list[int] | None
@@ -137,7 +137,7 @@ _period_s = operator.attrgetter("period_s")
 
 @dataclass
 class Effort:
-    """Says how long to search: a number of evaluations, and seconds if that is to end it earlier."""
+    """Says how long to search: a number of evaluations, and optionally seconds that end it earlier."""
 
     evaluations: int
     budget_s: float | None = None
@@ -148,7 +148,7 @@ class Effort:
         self._until_s = None if self.budget_s is None else time.monotonic() + self.budget_s
 
     def share(self, parts: int) -> Effort:
-        """Return an effort of a fraction of the evaluations, and of the seconds that are left."""
+        """Return an effort of this fraction of the evaluations, and of the seconds that are left."""
         left_s = None if self._until_s is None else max(0.0, self._until_s - time.monotonic()) / 2
         return Effort(self.evaluations // parts, left_s, self.progress)
 
@@ -158,12 +158,12 @@ class Effort:
             self.progress(min(self.done, self.evaluations), self.evaluations, best_s)
 
     def turns(self) -> Iterator[float]:
-        """Return 1 until the effort is over."""
+        """Yield 1 for each turn until the effort is over."""
         return itertools.takewhile(lambda _: not self.over, itertools.repeat(1.0))
 
     @property
     def over(self) -> bool:
-        """Return whether to stop; what has been found so far is a schedule."""
+        """Return whether to stop; the best schedule so far is valid."""
         late = self._until_s is not None and time.monotonic() >= self._until_s
         return late or self.done >= self.evaluations
 
@@ -184,7 +184,7 @@ class OrderSearch:
         self._fits: dict[tuple[int, ...], bool] = {}
 
     def run(self, starts: list[list[int]]) -> Solution | None:
-        """Return the best that comes from several orders of dW; None where none of them fits into memory."""
+        """Return the best result from several orders of dW; None where none of them fits into memory."""
         solutions = [self.look(start) for start in starts]
         fitting = sorted((each for each in solutions if self.fits(each)), key=_period_s)
         if not fitting:
@@ -198,7 +198,7 @@ class OrderSearch:
         return walk(best, self._shaken, _period_s, turns, bound_s=self.floor_s, tolerance=_SLOWER)
 
     def fits(self, solution: Solution) -> bool:
-        """Return whether a solution keeps the memory limit; simulated, as it decides."""
+        """Return whether a solution keeps the memory limit, by simulation."""
         if self.model.problem.memory_limit_bytes is None:
             return True
         key = (*solution.backward, -(10**9), *(solution.order or ()))
@@ -213,7 +213,7 @@ class OrderSearch:
         return solution.period_s <= self.floor_s or self.effort.over
 
     def look(self, backward: list[int], best_s: float = float("inf")) -> Solution:
-        """Return the step with this order of dW; a good one's communications are ordered with more care."""
+        """Return the step with this order of dW, with a more careful order on the link if promising."""
         self.effort.spend(best_s)
         key = tuple(backward)
         if key not in self._looked:
@@ -230,7 +230,7 @@ class OrderSearch:
         return careful if careful.period_s < by_priority.period_s * (1 - 1e-9) else by_priority
 
     def _descend(self, here: Solution, best_s: float) -> Solution:
-        """Takes the first move that helps until none does."""
+        """Take the first move that helps until none does."""
         while not self._enough(here):
             for backward in self._moves(here):
                 there = self.look(backward, min(best_s, here.period_s))
@@ -244,7 +244,7 @@ class OrderSearch:
         return here
 
     def _shaken(self, here: Solution) -> Solution | None:
-        """Make random moves, then go downhill."""
+        """Make random moves, then descend again."""
         backward, dw = here.backward, [task for task in here.backward if task >= 0]
         for _ in range(self.random.randint(1, 3)):
             layer = self.random.choice(dw)
@@ -253,7 +253,7 @@ class OrderSearch:
         return self._descend(there, here.period_s) if self.fits(there) else None
 
     def _moves(self, solution: Solution) -> Iterator[list[int]]:
-        """Yield neighbours that may be faster; with few layers all that differ in the place of one dW."""
+        """Yield neighbours that may be faster; with few layers every order with one dW moved."""
         seen = {tuple(solution.backward)}
         moves = self._critical(solution)
         if self.model.layers <= _SMALL:
@@ -293,7 +293,7 @@ def _moved(backward: list[int], layer: int, place: int) -> list[int]:
 
 
 def starts(problem: Problem) -> list[list[int]]:
-    """Return orders to begin with: the stock one, all dO first, reverse first-k of several k."""
+    """Return orders to begin with: stock, all dO first, reverse first-k of several k."""
     layers = len(problem.layers)
     chosen = [0, layers, *by_period(problem)[:_FIRST_K_STARTS], layers // 4, layers // 2]
     return [order(layers, k) for k in dict.fromkeys(chosen)]

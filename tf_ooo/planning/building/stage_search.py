@@ -1,8 +1,8 @@
 """Searches cuts, the device of each stage and the order of all tasks together: every change is simulated.
 
 Each layer has a device, and neighbours on one device are a stage, so that one change moves a cut, a stage or
-several.  The order goes along: what ended first before a change is urgent after it, and double justification
-(step_tasks.py) mends what no longer fits.  What is above the memory limit runs again in its order within it
+several.  The order is kept: tasks that ended first before a change are urgent after it, and double
+justification (step_tasks.py) closes gaps.  Orders above the memory limit are run again within it
 (within_room.py).
 """
 
@@ -50,11 +50,11 @@ Owner = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Assigned:
-    """Holds the device of each unit, with the order that was found for it.
+    """Holds the device of each unit, and the order that was found for these devices.
 
     ``search``: where it was found.
     ``end_s``: when F, dO and dW of a unit's stage end, float64 (3, units, micro-batches).
-    ``over_bytes``: how much the device that lacks most is above its memory limit.
+    ``over_bytes``: how far the worst device is above its memory limit.
     """
 
     search: StageSearch
@@ -80,7 +80,7 @@ class Assigned:
 
 
 def _by_bytes_too(layers: Sequence[LayerCosts]) -> list[float]:
-    """Return each layer's share of the seconds and of the bytes that are kept, added up."""
+    """Return each layer's share of the seconds plus its share of the bytes kept."""
     seconds = np.array([layer.busy_s for layer in layers])
     kept = np.array([max(layer.stored_bytes, layer.kept_bytes) for layer in layers])
     shares: list[float] = (seconds / (seconds.sum() or 1.0) + kept / (kept.sum() or 1.0)).tolist()
@@ -93,7 +93,7 @@ class StageSearch:
     A problem that is cut already keeps its stages: only their devices change.
     ``in_flight``: the most micro-batches of a stage between F and dW.
     ``found``: the best order of each assignment that was looked at, where the problem is ``small``.
-    ``waits``: what is above the memory limit runs again within it, and cuts by bytes are tried, too.
+    ``waits``: orders above the memory limit run again within it, and cuts by bytes are tried, too.
     """
 
     def __init__(self, problem: Problem, in_flight: int, small: bool = False, waits: bool = False) -> None:
@@ -114,7 +114,7 @@ class StageSearch:
         return map(self.ordered, itertools.islice(dict.fromkeys(self._owners()), most))
 
     def run(self, start: Assigned, changes: int) -> Assigned:
-        """Return the best on a walk of so many changes; on one device there is nothing to change."""
+        """Return the best on a walk of so many changes; on one device nothing can be changed."""
         if self.problem.devices == 1:
             return start
         bound_s = self.work_s.sum() / self.speeds.sum() * (1 + 1e-9)
@@ -135,7 +135,7 @@ class StageSearch:
         return best
 
     def shuffled(self, here: Assigned, count: int) -> Iterator[Assigned]:
-        """Yield so many random orders on the same devices, of which none waits while a task is ready."""
+        """Yield so many random orders on the same devices, in which no device waits while a task is ready."""
         for _ in range(count):
             urgent = self.random.sample(here.tasks.urgent, len(here.tasks.urgent))
             yield self._assigned(here.owner, here.stages, here.tasks.run(here.stages.place, urgent))
@@ -163,7 +163,7 @@ class StageSearch:
                 yield tuple(place[stage] for stage in stage_of_layer(bounds))
 
     def _stages(self, owner: Owner) -> StagedLayers:
-        """Return units next to each other on one device as one stage, but for stages that are given."""
+        """Merge neighbouring units on one device into stages, but keep stages that are given."""
         starts = [
             unit
             for unit, device in enumerate(owner)
@@ -181,7 +181,7 @@ class StageSearch:
         return numbers
 
     def _tasks_of(self, stages: StagedLayers) -> StepTasks:
-        """Return the tasks of these stages; their devices' speeds count, and where messages take time."""
+        """Return the tasks of these stages, with the devices' speeds and, where they take time, messages."""
         link = self.problem.link
         place = stages.place if link.busies_ends else ()
         key = stages.bounds, link.speeds_of(stages.place), place
@@ -218,13 +218,13 @@ class StageSearch:
         return None
 
     def _may_help(self, owner: Owner, here: Assigned) -> bool:
-        """Return whether all devices have something to do, and none too much."""
+        """Return whether every device has work, and none has too much."""
         longest_s = (np.bincount(owner, self.work_s, self.problem.devices) / self.speeds).max()
         all_busy = len(set(owner)) == self.problem.devices
         return all_busy and bool(longest_s < here.times.makespan_s * (1 + _TOLERANCE))
 
     def _like(self, here: Assigned, owner: Owner, stirred_s: float = 0.0) -> Assigned | None:
-        """Return other devices with the same order where that can be, its ends ``stirred_s`` about."""
+        """Return other devices with the same order, if possible; its ends vary by about ``stirred_s``."""
         stages = self._stages(owner)
         if len(stages.bounds) > self.most:
             return None
@@ -239,7 +239,7 @@ class StageSearch:
         return None if too_long and not self.small else self._assigned(owner, stages, times)
 
     def _moved(self, here: Assigned, kind: float) -> Owner:
-        """Return devices of which some have changed: at a cut, for a few units, or for two stages."""
+        """Change some devices: at a cut, of a few units, or of two stages."""
         owner, draw, count = list(here.owner), self.random, len(here.owner)
         if kind < _CUT:
             cuts = [unit for unit in range(1, count) if owner[unit] != owner[unit - 1]]

@@ -1,5 +1,4 @@
-"""Reads stages that are given by hand, by names of layers; sums up each stage's costs, as those of one
-layer."""
+"""Reads stages that are given by hand, by names of layers; sums up the costs of each stage."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ def is_nested(stages: object) -> TypeGuard[Sequence[Sequence[str]]]:
 
 
 def check_stages(name: str, value: object) -> None:
-    """Raise OptionsError unless it is None, different names, or a list of names for each stage."""
+    """Raise OptionsError unless ``value`` is None, different names, or a list of names for each stage."""
     groups = value if is_nested(value) else [value]
     if value is not None and not all(_are_names(group) for group in groups):
         raise OptionsError(
@@ -68,7 +67,7 @@ def _are_names(value: object) -> bool:
 
 
 def _starts(names: Sequence[str], stages: Sequence[object]) -> list[int]:
-    """Return the first layer of each stage, given by its name."""
+    """Return the number of each stage's first layer, given by its name."""
     starts = [_places(names, str(stage))[0] for stage in stages]
     if starts[0] != 0 or starts != sorted(set(starts)):
         raise OptionsError(
@@ -107,7 +106,7 @@ def _starts_of_groups(
 
 
 def _places(names: Sequence[str], stage: str) -> list[int]:
-    """Return the layer of this name, or those below it."""
+    """Return the numbers of the layer of this name, or of the layers below it."""
     places = [place for place, name in enumerate(names) if f"/{stage}/" in f"/{name}/"]
     if not places:
         hint = did_you_mean(stage, names)
@@ -132,8 +131,8 @@ def one_each(layers: Sequence[LayerCosts]) -> Bounds:
 def merged(layers: tuple[LayerCosts, ...], bounds: Bounds, microbatches: int = 1) -> tuple[LayerCosts, ...]:
     """Return the costs of stages, each as one layer.
 
-    With several micro-batches the gradients of two layers, the one that is computed and the one that is
-    being added up, are there besides the sums; compiled, those of all.
+    With several micro-batches the gradients of two layers, one being computed and one being added up, take
+    memory besides the sums; compiled, those of all layers do.
     """
     stage_of = stage_of_layer(bounds)
     inputs: list[set[int]] = [set() for _ in bounds]
@@ -154,7 +153,7 @@ def merged(layers: tuple[LayerCosts, ...], bounds: Bounds, microbatches: int = 1
 
 
 def summand_bytes(group: Sequence[LayerCosts], microbatches: int) -> float:
-    """Return the parts of gradients that wait for their sum while a stage of these layers runs its dW."""
+    """Return the bytes of partial gradients not yet added up while a stage of these layers runs its dW."""
     summands = _SUMMANDS if microbatches > 1 else 0
     count = len(group) if any(layer.compiled for layer in group) else summands
     added_up_bytes = sum(heapq.nlargest(count, (layer.weight_bytes for layer in group)))
@@ -179,7 +178,7 @@ def _sum(group: Sequence[LayerCosts], microbatches: int) -> LayerCosts:
 
 
 def _occupancy(group: Sequence[LayerCosts]) -> tuple[float, float, float] | None:
-    """Return mean shares of the device over the seconds of all; None where not all are known."""
+    """Return the mean occupancy of the device over the seconds of all; None where not all are known."""
     if any(layer.occupancy is None for layer in group):
         return None
     shares = np.array([layer.occupancy for layer in group])

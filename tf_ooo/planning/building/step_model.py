@@ -1,7 +1,7 @@
-"""Is a fast clock for one data parallel step, for searches that try thousands; a test compares its periods.
+"""Defines a fast clock for one data parallel step, for searches that try thousands; a test checks it.
 
-Forwards stand before all backward tasks, and a layer's waits for its own update: when a step's last forward
-ends nothing of the step before is left, and steps repeat from there.  One thing is left out: with
+Forwards stand before all backward tasks, and a layer's forward waits for its own update: when a step's last
+forward ends, the step before is over, and steps repeat from there.  One thing is left out: with
 ``LayerCosts.occupancy`` the simulator lets updates slow computation down; it has the last word.
 """
 
@@ -33,11 +33,10 @@ def one_worker(
     by_priority: bool = False,
     shares: Mapping[int, tuple[float, ...]] | None = None,
 ) -> Schedule:
-    """Return f, the given backward tasks, updates, of one device or of each data parallel worker.
+    """Return F, the given backward tasks and updates, of one device or of each data parallel worker.
 
-    Several workers send ``communication`` in its order or, ``by_priority``, what is ready, the first listed
-    first.  With a ``barrier`` the next step waits for all updates.  ``shares`` are those of a layer's sliced
-    gradient.
+    Several workers send ``communication`` in its order or, ``by_priority``, the first listed that is ready.
+    With a ``barrier`` the next step waits for all updates.  ``shares``: of each layer's sliced gradient.
     """
     if problem.microbatches != 1:
         raise OptionsError(
@@ -74,7 +73,7 @@ Shares = dict[int, tuple[float, ...]]
 
 @dataclass(frozen=True)
 class TimedStep:
-    """Is one step in seconds since its forward's end; ``sent``: communications in their order."""
+    """Holds one step in seconds since its forward's end; ``sent``: communications in their order."""
 
     period_s: float
     weight_grad_end_s: list[float]
@@ -114,8 +113,7 @@ class StepModel:
         self.lower_bound_s = self._lower_bound_s()
 
     def _lower_bound_s(self) -> float:
-        """Return what no order is faster than: compute is one machine, and so is the link, which begins with
-        a dO chain."""
+        """Return a lower bound of the period: compute is one machine, and so is the link after a dO chain."""
         bound_s, sent_s, head_s = self.compute_s, 0.0, float("inf")
         for layer in range(self.layers):
             chain_s = sum(self.output_grad_s[layer:])
@@ -126,7 +124,7 @@ class StepModel:
         return float(bound_s)
 
     def run(self, backward: Sequence[int], order: Sequence[int] | None = None) -> TimedStep:
-        """Return one step; ``order`` of communications None: whatever is ready, the most urgent first."""
+        """Run one step; ``order`` of communications None: whatever is ready, the most urgent first."""
         output_grads, weight_grads, comms = (self.nodes[kind] for kind in ("dO", "dW", "comm"))
         computes = [weight_grads[task] if task >= 0 else output_grads[-1 - task] for task in backward]
         places = range(len(comms)) if order is None else order
@@ -142,14 +140,14 @@ class StepModel:
         )
 
     def schedule(self, policy: str, backward: Sequence[int], order: Sequence[int] | None = None) -> Schedule:
-        """Return the schedule whose period :meth:`run` tells."""
+        """Return the schedule that has the period of :meth:`run`."""
         tasks, by_priority = tasks_of(backward), order is None
         comms = self.comms if order is None else [self.comms[place] for place in order]
         return one_worker(policy, self.problem, tasks, comms, by_priority=by_priority, shares=self.shares)
 
 
 def tasks_of(backward: Sequence[int]) -> list[Task]:
-    """-1 - i is dO of layer i, i its dW."""
+    """Return the tasks of numbers: -1 - i is dO of layer i, i is its dW."""
     return [Task("dW", task) if task >= 0 else Task("dO", -1 - task) for task in backward]
 
 
@@ -158,13 +156,13 @@ _NEIGHBOURS = 8
 
 
 def order(layers: int, k: int) -> list[int]:
-    """Return the backward tasks: -1 - i is dO of layer i, i is its dW."""
+    """Return the order of reverse first-k in numbers: -1 - i is dO of layer i, i is its dW."""
     upper = [task for layer in range(layers - 1, k - 1, -1) for task in (-1 - layer, layer)]
     return [*upper, *(-1 - layer for layer in range(k - 1, -1, -1)), *range(k)]
 
 
 def by_period(problem: Problem) -> list[int]:
-    """Return the k that were tried, the fastest first; of equally fast ones the smallest."""
+    """Return all k that were tried, the fastest first; among equals the smallest first."""
     model = StepModel(problem)
     layers = model.layers
     periods_s: dict[int, float] = {}

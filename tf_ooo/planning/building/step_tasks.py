@@ -1,5 +1,4 @@
-"""Defines one step's F, dO and dW of all stages and micro-batches, and what places and orders them on the
-clock."""
+"""Defines one step's F, dO and dW of all stages and micro-batches; places and orders them on the clock."""
 
 from __future__ import annotations
 
@@ -20,11 +19,11 @@ KINDS = ("F", "dO", "dW")
 
 
 class StepTasks:
-    """Holds the tasks as the clock runs them; a stage keeps those of at most ``in_flight`` micro-batches.
+    """Holds the tasks for the clock; a stage keeps activations of at most ``in_flight`` micro-batches.
 
     They are numbered by kind, then by stage, then by micro-batch.  A fit adds up gradients and updates its
-    metrics in the order of the micro-batches, so each waits for the one before, too, unless ``in_turn`` says
-    that whoever chooses takes them in that order anyway.
+    metrics in the order of the micro-batches, so each also waits for the one before, unless ``in_turn`` says
+    that the choice follows that order anyway.
     """
 
     def __init__(self, stages: StagedLayers, in_flight: int | None = None, in_turn: bool = True) -> None:
@@ -42,7 +41,7 @@ class StepTasks:
         self.turned = Tasks(seconds, target, source, lag_s)
         by_kind = np.repeat([1, 0, 2], size)
         self.urgent: list[int] = np.lexsort((self.numbers.ravel(), batch, by_kind)).tolist()
-        """The tasks as list scheduling prefers them: dO, F, dW, of each kind the oldest micro-batch."""
+        """The tasks as list scheduling prefers them: dO, F, dW; within a kind the oldest micro-batch."""
 
     def _edges(self, stages: StagedLayers, in_flight: int, in_turn: bool) -> tuple[Ints, Ints, Floats]:
         """Return sources, targets, and seconds of the message between two devices."""
@@ -62,9 +61,9 @@ class StepTasks:
     def run(
         self, place: Sequence[int], urgent: Sequence[int], reverse: bool = False, choose: Choose | None = None
     ) -> Times:
-        """Whenever a device is free it begins what is ready, of that the first of ``urgent``.
+        """Run the tasks: a free device begins a ready task, the first in ``urgent``.
 
-        ``place``: the device of each stage; ``reverse``: what ends the step begins; ``choose``: who is asked.
+        ``place``: the device of each stage; ``reverse``: runs backwards in time; ``choose``: decides instead.
         """
         order = np.array(urgent)
         device_of = self._device_of(place)[order]
@@ -75,7 +74,7 @@ class StepTasks:
         return np.repeat(np.tile(place, 3), self.count)
 
     def orders(self, place: Sequence[int], times: Times) -> list[Ints]:
-        """Return the codes of each device's tasks in the order of a run."""
+        """Return the codes of each device's tasks, in the order of a run."""
         begun = np.array(times.begun, np.int64)
         device_of = self._device_of(place)[begun]
         return [self.codes[begun[device_of == device]] for device in range(self.devices)]
@@ -89,10 +88,11 @@ class StepTasks:
 class ListChoices:
     """Holds the choices that list scheduling leaves open.
 
-    ``in_flight``: most micro-batches of a stage between F and dW.  ``stage_first``: of ready F the lowest
-    stage, else the oldest micro-batch.  ``patience``: wait for a dO or F that comes within this share of dW's
-    time.  ``ahead``: by device, most F without their dO.  ``by_room``: no F without room in memory, but for
-    the first; several stages on a device could block each other so: there ``in_flight`` bounds the memory.
+    ``in_flight``: most micro-batches of a stage between F and dW.  ``stage_first``: prefer the F of the
+    lowest stage, else of the oldest micro-batch.  ``patience``: wait for a dO or F that comes within this
+    share of dW's time.  ``ahead``: for each device, most F without their dO.  ``by_room``: no F but the first
+    runs without room in memory; as several stages on a device could block each other so, there ``in_flight``
+    bounds memory.
     """
 
     in_flight: int
@@ -120,8 +120,7 @@ def listed_each(policy: str, stages: StagedLayers, choices: Iterable[ListChoices
 
 @dataclass
 class _Device:
-    """Holds tasks that are known, by when they are ready, those that are ready by kind, and the bytes in
-    use."""
+    """Holds a device's known tasks by when they are ready, its ready tasks by kind, and its bytes in use."""
 
     coming: list[tuple[float, int]] = field(default_factory=list)
     forwards: list[tuple[int, int, int]] = field(default_factory=list)
@@ -184,21 +183,21 @@ class _Listing:
         return self.choices.ahead is None or device.ahead < self.choices.ahead[lane]
 
     def _waits(self, device: _Device, now: float) -> bool:
-        """Return whether something more urgent than a dW comes soon; nothing does where memory is full."""
+        """Return whether to wait for a more urgent task than a dW; where memory is full none comes."""
         if not device.coming or device.forwards:
             return False
         weight_grad_s = self.tasks.tasks.seconds[device.weight_grads[0]]
         return device.coming[0][0] < now + self.choices.patience * weight_grad_s
 
 
-# Double justification of a pipeline's schedule (Valls, Ballestin and Quintanilla 2005). All tasks are started
-# anew as soon as they can, from the end of the step towards its beginning, those first that ended last; then
-# from the beginning again, those first that now begin first. Each time tasks that hold nothing up make way
-# for those that do.
+# Double justification of a pipeline's schedule (Valls, Ballestin and Quintanilla 2005). First all tasks are
+# started anew from the end of the step towards its beginning, each as soon as it can, those first that ended
+# last. Then they are started from the beginning again, those first that now begin first. Each time tasks that
+# hold nothing up make way for those that do.
 
 
 def justified(tasks: StepTasks, place: Sequence[int], times: Times) -> Times:
-    """Place tasks again from the end, then from the beginning; often shorter, but now and then longer."""
+    """Justify tasks from the end, then from the beginning; the result is often shorter, rarely longer."""
     for reverse in (True, False):
         last_first: list[int] = np.argsort(-np.array(times.end_s), kind="stable").tolist()
         times = tasks.run(place, last_first, reverse)
@@ -210,7 +209,7 @@ ROUNDS = 6
 
 
 def justified_each(tasks: StepTasks, place: Sequence[int], rounds: int) -> list[Times]:
-    """Return list scheduling, and what so many rounds make of it."""
+    """Return the result of list scheduling, and that of each round of justification after it."""
     runs = [tasks.run(place, tasks.urgent)]
     for _ in range(rounds):
         runs.append(justified(tasks, place, runs[-1]))
@@ -218,5 +217,5 @@ def justified_each(tasks: StepTasks, place: Sequence[int], rounds: int) -> list[
 
 
 def shortest_justified(tasks: StepTasks, place: Sequence[int], rounds: int = ROUNDS) -> Times:
-    """Return the shortest of so many rounds, from list scheduling on."""
+    """Return the shortest result of list scheduling and so many rounds of justification."""
     return min(justified_each(tasks, place, rounds), key=lambda times: times.makespan_s)

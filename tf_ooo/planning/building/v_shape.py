@@ -26,7 +26,7 @@ _GAPS = 6
 
 @dataclass(frozen=True)
 class Steps:
-    """Holds ticks from one device to the next of F down, F back, dO down and dO back (section 3.3)."""
+    """Holds ticks from one device to the next: of F down, F back, dO down and dO back (section 3.3)."""
 
     forward: int
     forward_back: int
@@ -42,8 +42,7 @@ MIN = Steps(1, 1, 1, 1)
 
 @dataclass(frozen=True)
 class Block:
-    """Holds ticks of (F, F back, dO, dO back) on each device; repeated, it stores ``limit`` stage
-    activations."""
+    """Holds ticks of (F, F back, dO, dO back) on each device; repeated, it stores ``limit`` activations."""
 
     ticks: tuple[tuple[int, int, int, int], ...]
     period: int
@@ -52,7 +51,7 @@ class Block:
 
 @lru_cache
 def block(steps: Steps, devices: int, period: int = FULL_PERIOD) -> Block:
-    """Return the block with these steps and the waits at the turns that store least and are shortest."""
+    """Return the block with these steps whose waits at the turns store least, then take least time."""
     blocks = []
     for gaps in itertools.product(range(_GAPS), repeat=3):
         if sum(gaps) > _GAPS:
@@ -65,7 +64,7 @@ def block(steps: Steps, devices: int, period: int = FULL_PERIOD) -> Block:
 
 
 def sequential(devices: int) -> Block:
-    """Return one micro-batch after the other: the fewest activations."""
+    """Return the block that runs one micro-batch after the other: the fewest activations."""
     return Block(_ticks(MIN, devices, (0, 0, 0)), 4 * devices + 2, 2)
 
 
@@ -86,7 +85,7 @@ def _ticks(steps: Steps, devices: int, gaps: tuple[int, ...]) -> tuple[tuple[int
 
 
 def _peak(ticks: tuple[int, ...], period: int) -> int:
-    """Return activations that the repeated block stores on one device: from F to dW."""
+    """Return the activations, from F to dW, that the repeated block stores on one device."""
     repeats = ticks[-1] // period + 3
     changes = [(tick + period * m, 1) for tick in ticks[:2] for m in range(repeats)]
     changes += [(tick + 1, -1) for tick, _, _ in _weight_grads(ticks, period, repeats)]
@@ -94,8 +93,7 @@ def _peak(ticks: tuple[int, ...], period: int) -> int:
 
 
 def _weight_grads(ticks: tuple[int, ...], period: int, microbatches: int) -> list[tuple[int, int, int]]:
-    """Return (tick, place of the dO in ``ticks``, micro-batch): each dW in the first free tick after its
-    dO."""
+    """Return (tick, place of the dO in ``ticks``, micro-batch): each dW in a free tick after its dO."""
     taken = {tick + period * m for tick in ticks for m in range(microbatches)}
     done = sorted((ticks[place] + period * m, place, m) for place in (2, 3) for m in range(microbatches))
     slots, free = [], 0
@@ -127,9 +125,9 @@ def lanes(of: Block, microbatches: int) -> list[list[Task]]:
 
 
 # Takes the waiting out of a given order: tasks move forward into gaps while memory allows. Orders of V-shaped
-# schedules are for tasks of one tick. Run on paper with real costs, a device that would wait takes a later
-# task that is ready (arXiv 2405.15362, section 3.4, "squeezing" and "reordering"). It ends: a task moves
-# forward only if the order left stores at most ``limit`` activations everywhere; the first task left of the
+# schedules are for tasks of one tick. Simulated with real costs, a device that would wait takes a later task
+# that is ready (arXiv 2405.15362, section 3.4, "squeezing" and "reordering"). It ends: a task moves forward
+# only if the rest of the order stores at most ``limit`` activations everywhere; the first task left of the
 # given order heads its device's list, and what it needs is done.
 
 _STORES = {"F": 1, "dO": 0, "dW": -1}
@@ -138,10 +136,11 @@ _CLASSES = 5
 
 @dataclass(frozen=True)
 class Style:
-    """Says how a device chooses.
+    """Says how a device chooses its next task.
 
     ``yielding``: a dW lets a ready F or dO pass.  ``fill``: what a gap is filled with first, dW or F (with
-    dO). ``patience``: only with what ends, times this, before the next F or dO is known to be ready.
+    dO). ``patience``: a task fills a gap only if, this many times as long, it ends before the next F or dO is
+    ready.
     """
 
     yielding: bool = True
@@ -160,7 +159,7 @@ class _Choice:
 def squeezed(
     policy: str, stages: StagedLayers, lanes: list[list[Task]], limit: int, style: Style
 ) -> Schedule:
-    """Order each device's tasks anew; ``limit``: most activations on it, where a stage's count one."""
+    """Order each device's tasks anew; ``limit``: most activations on it, counting 1 for each stage."""
     tasks, place = StepTasks(stages), stages.devices.tolist()
     times = tasks.run(place, tasks.urgent, choose=_Squeezing(tasks, lanes, limit, style))
     return stages.with_updates(policy, tasks.orders(place, times), back=True)
@@ -233,8 +232,7 @@ _TASKS_TO_COMPARE = 4_000
 
 
 def make(policy: str, steps: Steps, problem: Problem) -> Schedule:
-    """Return a block's schedule; over the memory limit leaner blocks, then less often, last one after the
-    other."""
+    """Make a block's schedule; above the memory limit try leaner blocks, longer periods, then sequential."""
     stages = v_stages(problem)
     for leaner in _blocks(steps, problem.devices) if problem.memory_limit_bytes != 0 else ():
         # Squeezed orders store as many micro-batches as the block's own.
@@ -255,8 +253,7 @@ def _blocks(steps: Steps, devices: int) -> Iterator[Block]:
 
 
 def _fastest(policy: str, stages: StagedLayers, of: Block) -> tuple[bool, Schedule]:
-    """Return the best of the block's own order and of what each style makes of it; whether it is over the
-    limit."""
+    """Return the best of the block's own order and each style's; (True, ...) if it is above the limit."""
     order = lanes(of, stages.problem.microbatches)
     schedules = [squeezed(policy, stages, order, of.limit, style) for style in _styles(policy, stages, of)]
     schedules.append(stages.with_updates(policy, order, back=True))
@@ -266,7 +263,7 @@ def _fastest(policy: str, stages: StagedLayers, of: Block) -> tuple[bool, Schedu
 
 
 def _styles(policy: str, stages: StagedLayers, of: Block) -> tuple[Style, ...]:
-    """Return all; with many tasks the one that is best for so few micro-batches as show the steady state."""
+    """Return all styles; with many tasks only the one that is best for a few micro-batches."""
     count, few = stages.problem.microbatches, dataclasses.replace(stages, problem=stages.problem.shortened)
     if 3 * len(stages.bounds) * count <= _TASKS_TO_COMPARE or count == few.problem.microbatches:
         return STYLES
@@ -280,8 +277,7 @@ def _styles(policy: str, stages: StagedLayers, of: Block) -> tuple[Style, ...]:
 
 
 def v_stages(problem: Problem) -> StagedLayers:
-    """Return two stages on each device, the second on the way back. OptionsError as of
-    :meth:`StagedLayers.of`."""
+    """Return two stages on each device, the second on the way back. OptionsError: :meth:`StagedLayers.of`."""
     return StagedLayers.of(problem, 2, v_places(problem.devices))
 
 

@@ -1,5 +1,4 @@
-"""Is the one local search: it goes from state to state, each a change of the one before, and keeps the
-best."""
+"""Defines the one local search: it walks from state to neighbouring state and keeps the best."""
 
 from __future__ import annotations
 
@@ -23,12 +22,12 @@ def walk(
 
     Args:
         start: where to begin.
-        changed: returns a state near the given one; None is no state to go to.
-        seconds: what a state takes.
-        turns: for each change, the share of ``tolerance`` that counts by then.
-        bound_s: nothing is faster, so that the walk ends there.
+        changed: returns a state near the given one, or None where it finds none.
+        seconds: returns the seconds of a state.
+        turns: yields for each change the share of ``tolerance`` that still counts.
+        bound_s: a lower bound, at which the walk ends.
         tolerance: a state may be slower than the last by this share, and than the best by twice as much.
-        patience: the walk ends after so many changes without a new best; None: it does not.
+        patience: the walk ends after so many changes without a new best; None: never.
     """
     here = best = start
     since = 0

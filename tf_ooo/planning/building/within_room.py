@@ -1,7 +1,7 @@
-"""Keeps orders within each device's memory: a forward waits for room, and what gives room back goes first.
+"""Keeps orders within each device's memory: a forward waits for room, and tasks that free memory go first.
 
-No order waits for itself: whatever begins leaves enough room for the oldest micro-batch to pass all stages of
-the device, then for the next one, and so on (the banker's algorithm, Dijkstra 1965).
+There is no deadlock: whatever begins leaves enough room for the oldest micro-batch to pass all stages of the
+device, then for the next one, and so on (the banker's algorithm, Dijkstra 1965).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _ROUNDING_BYTES = 1e-6
 
 
 class Room:
-    """Holds the bytes that each device has for activations, and what each stage takes of them.
+    """Holds the bytes that each device has for activations, and the bytes that each stage takes.
 
-    ``change``, ``beside``: of each stage's F, dO and dW, how many bytes more there are after it, and how many
-    stand beside those from before while it runs, both float64 (3 x stages,).
+    ``change``, ``beside``: for each stage's F, dO and dW, the bytes that it adds, and the extra bytes while
+    it runs, both float64 (3 x stages,).
     """
 
     def __init__(self, stages: StagedLayers) -> None:
@@ -45,7 +45,7 @@ class Room:
 
     @cached_property
     def for_batches(self) -> Floats:
-        """Return each device's bytes for micro-batches, with those beside them while a dO or dW runs."""
+        """Return each device's bytes for micro-batches, less the extra bytes while a dO or dW runs."""
         beside: Floats = np.maximum(self._largest(self.stages.summand_bytes), self.again_bytes)
         return self.bytes - beside
 
@@ -61,7 +61,7 @@ class Room:
         return bool((self.one_batch <= self.for_batches).all())
 
     def over_bytes(self, tasks: StepTasks, times: Times) -> float:
-        """Return how much the device that lacks most is above its room with this order."""
+        """Return how far the worst device is above its room with this order."""
         begun = np.array(times.begun) // tasks.count
         devices = self.devices[begun]
         peaks = [self._peak_bytes(begun[devices == device]) for device in range(len(self.bytes))]
@@ -74,14 +74,14 @@ class Room:
         return float(max(after.max(initial=0.0), while_they_run.max(initial=0.0)))
 
     def kept_by(self, tasks: StepTasks, times: Times) -> Times:
-        """Return times of the same order in which forwards wait; there is room for one micro-batch."""
+        """Return times of the same order in which forwards wait for room; one micro-batch fits."""
         first_begun: list[int] = np.argsort(np.array(times.start_s), kind="stable").tolist()
         return tasks.run(self.stages.place, first_begun, choose=_WithinRoom(self, tasks, first_begun))
 
 
 @dataclass
 class _Device:
-    """Counts a device's bytes, and for each micro-batch those that it holds and those it needs to pass."""
+    """Counts a device's bytes: for each micro-batch those that it holds, and those it needs to pass."""
 
     free: float
     held: list[float]
@@ -90,7 +90,7 @@ class _Device:
     oldest: int = 0
 
     def may_take(self, batch: int, size: float) -> bool:
-        """Return whether all micro-batches can pass, one after the other, once this one has ``size`` more."""
+        """Return whether micro-batches can pass one by one once this one has ``size`` more bytes."""
         free = self.free - size
         if free < 0:
             return False
@@ -110,7 +110,7 @@ class _Device:
 
 
 class _WithinRoom:
-    """Begins the first of ``urgent`` that is ready and has room; there is room for one micro-batch."""
+    """Begins the first of ``urgent`` that is ready and has room; one micro-batch fits."""
 
     def __init__(self, room: Room, tasks: StepTasks, urgent: Sequence[int]) -> None:
         self.urgent, self.batch, self.count = urgent, tasks.batch, tasks.count

@@ -1,1 +1,1 @@
-"""Makes all schedules that a mode has for given costs, and finds the best of them."""
+"""Makes all schedules that a mode has for given costs, and chooses the best."""

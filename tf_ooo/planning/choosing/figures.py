@@ -1,4 +1,4 @@
-"""Computes a candidate's figures, those of replicas too, and says what a plan's predictions hold for."""
+"""Computes a candidate's figures, also with replicas, and states what a plan's predictions assume."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def microbatches_per_s(trial: Trial) -> float:
 
 
 def one_device_s(schedule: Schedule, layers: Sequence[LayerCosts]) -> float:
-    """Return seconds in which one device does the same work, one task after the other, with as many updates.
+    """Return the seconds in which one device does the same work task by task, with as many updates.
 
-    What runs again to save memory is not counted.
+    Layers that run again to save memory are not counted.
     """
     updates = schedule.microbatches if schedule.asynchronous else 1
     batches_s = schedule.microbatches * sum(layer.busy_s - layer.recomputed_s for layer in layers)
@@ -41,18 +41,18 @@ def one_device_s(schedule: Schedule, layers: Sequence[LayerCosts]) -> float:
 
 
 def over_one_device(trial: Trial) -> float | None:
-    """Return how many times as fast as one device it is; None where nothing takes time."""
+    """Return the speed-up over one device; None where nothing takes time."""
     return one_device_s(trial.schedule, trial.problem.layers) / trial.step_s if trial.step_s else None
 
 
 def over(trial: Trial, other: Trial) -> float | None:
-    """Return how many times as many micro-batches a second it does as another; None: nothing takes time."""
+    """Return the ratio of micro-batches a second to another trial's; None: nothing takes time."""
     rate = microbatches_per_s(other)
     return microbatches_per_s(trial) / rate if trial.step_s and other.step_s else None
 
 
 def reference(compared: Sequence[Candidate], problem: Problem, mode: str) -> Candidate | None:
-    """Return the candidate that a mode's are compared with, made if it is missing; None: impossible."""
+    """Return the candidate that a mode's are compared with, made if missing; None: impossible."""
     known = {candidate.name: candidate for candidate in compared}
     for name in REFERENCES[mode]:
         own = replace(problem, options={}, mode=mode)
@@ -64,13 +64,13 @@ def reference(compared: Sequence[Candidate], problem: Problem, mode: str) -> Can
 
 @dataclass(frozen=True)
 class Squeezed:
-    """Is a schedule that the memory limit has changed, in its order or in what runs again.
+    """Describes a schedule that the memory limit has changed, in its order or in what runs again.
 
     Attributes:
         name: the policy's name.
         limits_bytes: each device's limit, or one for all.
-        slower: than without the limit, 0.12 for 12%; below 0 where it happens to be faster.
-        free_bytes: what it would need without the limit.
+        slower: by how much than without the limit, 0.12 for 12%; below 0 if it happens to be faster.
+        free_bytes: bytes that it would need without the limit.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Squeezed:
 
     @property
     def in_short(self) -> str:
-        """Say it for a table."""
+        """Return the cost of the limit in short, for a table."""
         return f"limit: +{self.slower:.0%}" if self.slower >= _SAME else "limit: +0%"
 
     def __str__(self) -> str:
@@ -103,14 +103,14 @@ def squeezed(candidate: Candidate) -> Squeezed | None:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """Says what it means for a schedule that some layers run their forward again.
+    """Describes the cost and the gain of layers that run their forward again.
 
     Attributes:
         name: the policy's name.
-        layers: names of those that do, out of ``count``.
-        again_s: seconds of it in a step, of all devices together.
-        peak_bytes, kept_bytes: most on one device, with it and, of the schedule without limit, without it
-            (None: a schedule of one's own, or one of too many tasks to make again).
+        layers: names of the layers that run again, out of ``count``.
+        again_s: seconds of these forwards in a step, of all devices together.
+        peak_bytes, kept_bytes: most on one device, and the same for the schedule without limit in which no
+            layer runs again (None: a schedule of one's own, or one of too many tasks to make again).
     """
 
     name: str
@@ -122,7 +122,7 @@ class Recomputed:
 
     @property
     def in_short(self) -> str:
-        """Say it for a table."""
+        """Return the cost and the gain in short, for a table."""
         return f"recomputes {len(self.layers)} of {self.count} layers"
 
     def __str__(self) -> str:
@@ -134,7 +134,7 @@ class Recomputed:
 
 
 def recomputation(candidate: Candidate) -> Recomputed | None:
-    """Return what runs again in a schedule; None: nothing."""
+    """Return the cost and gain of layers that run again in a schedule; None: none do."""
     trial = candidate.trial
     if trial is None or not trial.problem.recomputed:
         return None
@@ -148,7 +148,7 @@ def recomputation(candidate: Candidate) -> Recomputed | None:
 
 
 def _without_limit(candidate: Candidate, problem: Problem) -> Trial | None:
-    """Return its trial without a limit and without anything that runs again, searched as much as within."""
+    """Return its trial without a limit and without layers that run again, searched as much as within."""
     if candidate.unlimited is not None:
         return candidate.unlimited
     layers = problem.plain or problem.layers
@@ -157,12 +157,12 @@ def _without_limit(candidate: Candidate, problem: Problem) -> Trial | None:
 
 
 def _same(schedule: Schedule, other: Schedule) -> bool:
-    """Return whether both run the same tasks in the same order in the same places."""
+    """Return whether both run the same tasks in the same places and order."""
     return schedule.lanes == other.lanes and schedule.stages == other.stages and schedule.parts == other.parts
 
 
 def stated(plan: Plan, table: CostTable | None = None) -> tuple[str, ...]:
-    """Return the assumptions of a plan, and what its memory limit costs."""
+    """Return the assumptions of a plan, and the cost of its memory limit."""
     schedule = plan.trial.schedule
     candidate = Candidate(schedule.policy, plan.problem, plan.trial)
     said = [str(cost) for cost in (squeezed(candidate), recomputation(candidate)) if cost is not None]
@@ -229,12 +229,12 @@ def _limit_text(limits_bytes: Sequence[int]) -> str:
 def side_by_side(
     schedule: Schedule, layers_of: Sequence[Sequence[LayerCosts]]
 ) -> tuple[Schedule, tuple[LayerCosts, ...]]:
-    """Return one schedule that has the tasks of all replicas, and its stages' costs.
+    """Return one schedule with the tasks of all replicas, and its stages' costs.
 
     Args:
         schedule: the schedule of one replica.
-        layers_of: each replica's stages, one layer for each; those after the first have the devices and
-            the stages behind the first's.
+        layers_of: each replica's stages, one layer for each; devices and stages of later replicas are
+            numbered on from the first's.
     """
     layers, numbers = layers_of[0], range(len(layers_of))
     count, devices = len(layers), schedule.devices
@@ -273,7 +273,7 @@ def side_by_side(
 def held_evenly(device_of_layer: Sequence[int], bytes_of_layer: Sequence[float], replicas: int) -> list[int]:
     """Deal each device's layers out to replicas that hold about as many bytes each, the largest layer first.
 
-    ``device_of_layer``: by number, of one replica; it may have several stages.
+    ``device_of_layer``: the device of each layer in one replica; a device may have several stages.
     """
     held = {(device, replica): 0.0 for device in set(device_of_layer) for replica in range(replicas)}
     holders = [0] * len(device_of_layer)
@@ -287,13 +287,13 @@ def held_evenly(device_of_layer: Sequence[int], bytes_of_layer: Sequence[float],
 
 @dataclass(frozen=True)
 class StageShare:
-    """Says what one replica's device holds of a stage, and what it does for that once a step.
+    """Says what one replica's device holds of a stage, and its work for the stage once a step.
 
     Attributes:
-        weight_bytes: bytes of the layers that it holds; ``stage_bytes``: of all of the stage.
+        weight_bytes: bytes of the layers that it holds; ``stage_bytes``: of the whole stage.
         slot_bytes, update_s: bytes and seconds of the layers that it holds.
-        largest_bytes: bytes of the largest of them; as much takes a sum of two gradients.
-        replicas: that share the stage.
+        largest_bytes: bytes of the largest of them, which a sum of two gradients takes, too.
+        replicas: how many share the stage.
     """
 
     weight_bytes: float
@@ -306,8 +306,8 @@ class StageShare:
     def exchange_s(self, link: Link) -> float:
         """Return seconds in which the device sends and receives gradients and weights.
 
-        Gradients go to who holds the weights, which come back (ZeRO, arXiv 1910.02054, section 7.1): where
-        all hold the same, as much as a ring allreduce moves.  It sends as many bytes as it receives.
+        Gradients go to the holder of the weights, which come back (ZeRO, arXiv 1910.02054, section 7.1). If
+        all hold equal parts, that moves as much as a ring allreduce.  A device sends as much as it receives.
         """
         if self.replicas == 1:
             return 0.0
@@ -317,7 +317,7 @@ class StageShare:
 
     @property
     def bytes(self) -> float:
-        """Return bytes of slots, and of the others' gradients, which come as soon as they are there."""
+        """Return the bytes of slots, and of the others' gradients, which are there as soon as they come."""
         return self.slot_bytes + (self.replicas - 1) * self.weight_bytes
 
 

@@ -46,8 +46,9 @@ def fastest_first(asked: Sequence[tuple[Policy, Problem]], step_time: StepTime =
     """Return a candidate for each policy and problem with a limit, in their order.
 
     Each is planned without the limit first, which takes little time.  The search within it (leaner schedules,
-    layers that run again) begins with policies that plan quickly, goes from the fastest on, and leaves out
-    those that even without the limit are not faster by 0.5% than the best that was found within it.
+    layers that run again) takes policies that plan quickly first, then the others, each group from the
+    fastest on.  Policies that without the limit are less than 0.5% faster than the best found within it are
+    left out.
     """
     free = [
         tried(policy, dataclasses.replace(problem, memory_limit_bytes=NO_LIMIT, recompute=NONE), step_time)
@@ -57,7 +58,7 @@ def fastest_first(asked: Sequence[tuple[Policy, Problem]], step_time: StepTime =
     best_s = math.inf
 
     def rank(number: int) -> tuple[bool, float]:
-        """Put those first whose search takes less time, then the faster ones."""
+        """Return a key that puts policies whose search is short first, then the faster ones."""
         return asked[number][0].auto_tasks is not None, free[number].step_s
 
     for number in sorted(range(len(asked)), key=rank):
@@ -78,9 +79,9 @@ def fastest_first(asked: Sequence[tuple[Policy, Problem]], step_time: StepTime =
 def microbatches_of(
     given: int | None, devices: int, schedule: str, mode: str | None, batch: int | None
 ) -> int:
-    """Return the micro-batches that are asked for, or the usual ones: of a pipeline 8, of other modes one.
+    """Return the micro-batches that are asked for, or the usual ones: 8 in a pipeline, else 1.
 
-    A ``batch`` of fewer rows has one row in each.
+    If a ``batch`` has fewer rows, each has one row.
     """
     if given is not None:
         return given
@@ -91,7 +92,7 @@ def microbatches_of(
 
 
 def plan_problem(problem: Problem, schedule: str = "auto", mode: str | None = None) -> Plan:
-    """Return the plan of a named policy, or of the fastest of the mode; errors as of :func:`tf_ooo.plan`."""
+    """Return the plan of a named policy, or of the mode's fastest; errors as of :func:`tf_ooo.plan`."""
     mode = mode_with_stages(problem, schedule, mode)
     if schedule == "auto":
         return choose(candidates(problem, mode))
@@ -135,9 +136,9 @@ def _check_limit(limit: object) -> None:
 
 
 def mode_with_stages(problem: Problem, schedule: str, mode: str | None) -> str | None:
-    """Return the mode: pipeline where stages are given. OptionsError: another is asked for, or has no stages.
+    """Return the mode: pipeline if stages are given. OptionsError: the asked mode differs, or has no stages.
 
-    Nor can the asynchronous mode recompute, in which one dO has two halves on two processors.
+    OptionsError also for layers that run again in the asynchronous mode, where a dO may be on two processors.
     """
     named = policy_named(schedule, mode).modes if schedule != "auto" else ()
     if problem.link.speeds and ((mode,) if mode else named) == ("data_parallel",):
@@ -159,8 +160,7 @@ def mode_with_stages(problem: Problem, schedule: str, mode: str | None) -> str |
 def candidates(
     problem: Problem, mode: str | None = None, on_progress: Callable[[str], None] | None = None
 ) -> list[Candidate]:
-    """Return every schedule of a mode (None: the usual one), simulated, the fastest first, the slow to plan
-    last."""
+    """Return every schedule of a mode, simulated, the fastest first; slow to plan ones last."""
     wanted = usual_mode(problem, mode)
 
     def asked(policy: Policy) -> tuple[Policy, Problem]:
@@ -182,7 +182,7 @@ def auto_candidates(
 ) -> list[Candidate]:
     """Return the candidates that ``auto`` compares; those it leaves out have a reason.
 
-    It leaves out policies that take long to plan so many tasks, where another is possible, and searches cuts
+    Policies that take long to plan so many tasks are left out if another one is possible. Cuts are searched
     only where that may help.
     """
     tasks = 3 * problem.devices * problem.microbatches
@@ -242,8 +242,7 @@ AVERAGED = "gradients of replicas are averaged after the step, not beside it"
 
 @dataclass(frozen=True)
 class Split:
-    """Holds so many replicas of a pipeline, which share a step's micro-batches; ``plan`` None: ``reason``
-    says why.
+    """Holds replicas of a pipeline that share a step's micro-batches; ``plan`` None: ``reason`` says why.
 
     Attributes:
         replicas, devices: how many replicas there are, and how many devices each has.
@@ -259,12 +258,12 @@ class Split:
 
     @property
     def step_s(self) -> float:
-        """Return seconds of one step with all of its micro-batches; infinite where it is impossible."""
+        """Return the seconds of one step with all of its micro-batches; infinite if impossible."""
         return float("inf") if self.plan is None else self.plan.step_s + self.allreduce_s
 
     @property
     def over_one_device(self) -> float | None:
-        """Return how many times as fast it is as one device that does the work of all replicas."""
+        """Return the speed-up over one device that does the work of all replicas."""
         if self.plan is None or not self.step_s:
             return None
         schedule, layers = self.plan.trial.schedule, self.plan.problem.layers
@@ -274,14 +273,14 @@ class Split:
 
 
 def splits(problem: Problem) -> list[Split]:
-    """Return every division of the problem's devices, the fastest first; those that are impossible last."""
+    """Return every division of the problem's devices, the fastest first, impossible ones last."""
     counts = range(1, problem.devices + 1)
     rows = (_split(problem, count) for count in counts if problem.devices % count == 0)
     return sorted(rows, key=lambda split: (split.step_s, split.replicas))
 
 
 def refuse_beside_splits(problem: Problem, schedule: str, mode: str | None) -> None:
-    """Raise OptionsError for what no comparison of all divisions has: a schedule, a mode, stages."""
+    """Raise OptionsError for options that no comparison of divisions takes: a schedule, a mode, stages."""
     if schedule != "auto" or mode not in (None, _MODE) or problem.cut:
         raise OptionsError(
             "splits: each division has its own best schedule and cut: no schedule, mode or stages beside it"
@@ -291,8 +290,8 @@ def refuse_beside_splits(problem: Problem, schedule: str, mode: str | None) -> N
 def best_split(problem: Problem, table: CostTable | None = None) -> Schedule:
     """Return the schedule of one replica of the fastest division; its ``workers`` are the replicas.
 
-    Its ``predicted_step_s`` includes the averaging, which no task of it is; its ``assumptions`` tell all
-    divisions.  OptionsError where none is possible.
+    Its ``predicted_step_s`` includes the averaging, for which it has no task; its ``assumptions`` list all
+    divisions.  OptionsError: none is possible.
     """
     rows = splits(problem)
     best = rows[0]

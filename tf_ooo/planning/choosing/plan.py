@@ -1,5 +1,4 @@
-"""Makes one :class:`Plan` for every mode: policies are tried on paper, and the best of what they make is
-taken."""
+"""Makes one :class:`Plan` for every mode: policies are tried on paper, and the best schedule is taken."""
 
 from __future__ import annotations
 
@@ -28,10 +27,10 @@ _TASKS_TO_REPEAT = 300_000
 
 
 def step_s(timeline: Timeline) -> float:
-    """Return predicted seconds of one step: the period of repeated steps; of an asynchronous one all
-    micro-batches'.
+    """Return a step's predicted seconds: the period of repeated steps; if asynchronous, a whole batch's.
 
-    Above 300,000 tasks the longest time from a device's first task to its last (arXiv 2401.10241, section 3).
+    Above 300,000 tasks: the longest time from a device's first task to its last (arXiv 2401.10241, section
+    3).
     """
     schedule = timeline.schedule
     if schedule.asynchronous:
@@ -44,7 +43,7 @@ def step_s(timeline: Timeline) -> float:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Says how the seconds of a step are told; ``steps`` None: as many are simulated as it takes."""
+    """Says how to compute a step's seconds; ``steps`` None: simulate as many as that takes."""
 
     step_s: Callable[[Timeline], float] = step_s
     steps: int | None = None
@@ -58,7 +57,7 @@ STEADY = StepTime()
 
 @dataclass(frozen=True)
 class Trial:
-    """Is a schedule, without predictions, on paper."""
+    """Holds a schedule on paper, without predictions."""
 
     schedule: Schedule
     problem: Problem
@@ -66,7 +65,7 @@ class Trial:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """Return it, simulated when it is first asked for, and not again."""
+        """Return the simulated timeline, computed once."""
         steps = self.step_time.steps_of(self.schedule)
         return simulate(self.schedule, self.problem.layers, self.problem.link, steps)
 
@@ -86,24 +85,23 @@ class Trial:
         return max(self.timeline.peak_bytes, default=0)
 
     def of(self, steps: int) -> Trial:
-        """Return the same with so many steps: this one if it has as many."""
+        """Return the same trial with so many steps: this one if it has as many."""
         if self.step_time.steps_of(self.schedule) == steps:
             return self
         return dataclasses.replace(self, step_time=dataclasses.replace(self.step_time, steps=steps))
 
     @property
     def kept_limit_bytes(self) -> int:
-        """Return the lowest limit that it keeps, as :meth:`Problem.limit_of`."""
+        """Return the lowest limit that the schedule keeps, as :meth:`Problem.limit_of`."""
         return self.problem.limit_of(self.timeline.peak_bytes)
 
     @property
     def keeps_limit(self) -> bool:
-        """Return whether each device stays within its limit; without one nothing is simulated."""
+        """Return whether each device stays within its limit; without a limit nothing is simulated."""
         return self.problem.memory_limit_bytes is None or self.problem.keeps_limit(self.timeline.peak_bytes)
 
     def predicted(self) -> Schedule:
-        """Return the schedule with its predictions; without them where nothing is simulated and that takes
-        long."""
+        """Return the schedule with its predictions, unless simulating would take long."""
         if "timeline" not in vars(self) and len(self.schedule.tasks) > _TASKS_TO_PREDICT:
             return self.schedule
         return dataclasses.replace(
@@ -119,9 +117,9 @@ _MOST_REASONS = 3
 
 @dataclass(frozen=True)
 class Candidate:
-    """Is a policy that was tried; where it cannot be taken, ``trial`` is None and ``reason`` says why.
+    """Describes a tried policy; if it cannot be taken, ``trial`` is None and ``reason`` says why.
 
-    ``unlimited``: its trial without the memory limit, where that was made, too.
+    ``unlimited``: its trial without the memory limit, if that was made, too.
     """
 
     name: str
@@ -138,7 +136,7 @@ Rank = Callable[[Candidate], tuple[float, ...]]
 
 @dataclass(frozen=True)
 class Plan:
-    """Is the chosen schedule on paper, all that was compared, and ``why``, where it is not the fastest."""
+    """Holds the chosen schedule on paper, all that was compared, and ``why``, if it is not the fastest."""
 
     trial: Trial
     candidates: tuple[Candidate, ...] = ()
@@ -166,7 +164,7 @@ class Plan:
 
 
 def policy_named(name: str, mode: str | None = None) -> Policy:
-    """Return a row of the table.  OptionsError names the ones there are."""
+    """Return a row of the table.  OptionsError names the existing ones."""
     if not isinstance(name, str) or name not in POLICIES:
         raise OptionsError(f"schedule={name!r:.80} is not accepted; accepted: auto, {', '.join(POLICIES)}")
     policy = POLICIES[name]
@@ -176,7 +174,7 @@ def policy_named(name: str, mode: str | None = None) -> Policy:
 
 
 def as_cut(schedule: Schedule, problem: Problem) -> tuple[Schedule, Problem]:
-    """Make a policy's own stages the problem's layers, where those stand for ranges of a model."""
+    """Return the schedule and problem with the policy's own stages as layers, if it cuts a model itself."""
     if not problem.model or schedule.stages in ((), one_each(problem.layers)):
         return schedule, problem
     bounds = tuple((problem.bounds[first][0], problem.bounds[last][1]) for first, last in schedule.stages)
@@ -198,10 +196,10 @@ def as_asked(
     OptionsError: an option or problem that it does not take; MemoryLimitError: it is above the limit.
 
     Args:
-        policy, problem, step_time: what is planned, and how the seconds of a step are told.
-        as_run: makes of its schedule what the mode runs.
-        to_beat_s: it is searched less, or not at all, where it would hardly be faster.
-        unlimited: its trial without the memory limit, where that was made already.
+        policy, problem, step_time: what is planned, and how the seconds of a step are computed.
+        as_run: turns its schedule into the one that the mode runs.
+        to_beat_s: the search is shorter, or left out, if it would hardly be faster than this.
+        unlimited: its trial without the memory limit, if that was made already.
     """
     for name, value in problem.options.items():
         if name not in policy.options:
@@ -237,7 +235,7 @@ def tried(
     to_beat_s: float = math.inf,
     unlimited: Trial | None = None,
 ) -> Candidate:
-    """Try a policy as :func:`as_asked` does; one that cannot says why, and raises nothing."""
+    """Try a policy as :func:`as_asked` does; return a failure as a candidate with its reason."""
     try:
         trial = as_asked(policy, problem, step_time, as_run, to_beat_s, unlimited).trial
         return Candidate(policy.name, trial.problem, trial, trial.step_s, unlimited=unlimited)
@@ -248,7 +246,7 @@ def tried(
 
 
 def shortest(candidate: Candidate) -> tuple[float, ...]:
-    """Return the key that ``auto`` goes by: the step, of equal ones the one that ends first, then memory."""
+    """Return the key of ``auto``: the step's seconds, among equals when it ends, then memory."""
     trial = candidate.trial
     if trial is None:
         return float("inf"), float("inf"), 0
@@ -257,8 +255,7 @@ def shortest(candidate: Candidate) -> tuple[float, ...]:
 
 
 def choose(candidates: Sequence[Candidate], rank: Rank = shortest, why: str = "") -> Plan:
-    """Return the plan of the lowest rank, the first of equals. MemoryLimitError, OptionsError: there is
-    none."""
+    """Return the plan of lowest rank, the first of equals. MemoryLimitError, OptionsError: none."""
     trial = min(candidates, key=rank).trial
     if trial is None:
         errors = [candidate.error for candidate in candidates]

@@ -1,7 +1,7 @@
-"""Chooses the layers that run their forward again before their dO: as few seconds as keep a memory limit.
+"""Chooses the layers that run their forward again before their dO, in the fewest seconds, to save memory.
 
-A layer's bytes are worth most where they cost few seconds and where many micro-batches are stored.  Whether
-some layers are enough, and what that costs, is simulated.
+A layer is worth most where its bytes cost few seconds and many micro-batches are stored. Simulation tells
+whether some layers are enough, and what that costs.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 NONE, AUTO, ALL = "none", "auto", "all"
 CHOICES = (AUTO, NONE, ALL)
-# Sets of layers that are tried, each with more of them; layers that are left out again, and how many of them
-# with another order.
+# How many sets of layers are tried, each with more of them; how many layers are left out again, and how many
+# of these with another order.
 _ROUNDS, _LEFT_OUT, _PLANNED_AGAIN = 12, 24, 12
 # Leaving layers out again made no step faster by as much.
 _CLOSE = 1.1
@@ -36,7 +36,7 @@ Make = Callable[[Problem], "Trial"]
 
 
 def recomputed(problem: Problem, chosen: Collection[int]) -> Problem:
-    """Return the same problem with these layers computed again."""
+    """Return the same problem with the chosen layers computed again."""
     if not chosen:
         return dataclasses.replace(problem, recompute=NONE)
     again = tuple(sorted(chosen))
@@ -47,8 +47,7 @@ def recomputed(problem: Problem, chosen: Collection[int]) -> Problem:
 
 
 def worth_it(problem: Problem) -> list[int]:
-    """Return the layers that keep less if they are computed again, the fewest seconds for their bytes
-    first."""
+    """Return the layers that keep less if they run again, the fewest seconds for their bytes first."""
     layers = problem.own_layers
     saved = {number: saved_bytes(layers, number) for number in range(len(layers))}
     numbers = [number for number, size in saved.items() if size > 0 and number not in problem.fixed]
@@ -56,23 +55,22 @@ def worth_it(problem: Problem) -> list[int]:
 
 
 def slower_text(free_s: float, to_beat_s: float) -> str:
-    """Say why a schedule that is slower than another even without the memory limit is not searched for."""
+    """Say why a schedule is not searched: without a limit it is already slower than another within it."""
     return (
         f"takes {seconds_text(free_s)} without the limit already, another {seconds_text(to_beat_s)} within it"
     )
 
 
 def search(problem: Problem, within: Make, free: Make, to_beat_s: float) -> Trial:
-    """Return the fastest trial within the limit; without a limit, or where nothing is above it, nothing runs
-    again.
+    """Return the fastest trial within the limit; if nothing is above the limit, no layer runs again.
 
-    A limit hardly makes a schedule faster: more layers run again only as long as that is not much slower
-    without the limit than what another policy found within it.
+    A limit hardly makes a schedule faster: more layers run again only while the trial without the limit is
+    not much slower than another policy's within it.
 
     Args:
         problem: with ``recompute`` all or auto.
         within: a policy's trial within the limit; raises MemoryLimitError where there is none.
-        free: its trial, as if there were no limit.
+        free: a policy's trial without the limit.
         to_beat_s: another policy's step within the limit.  OptionsError where everything here is slower.
     """
     if problem.recompute == ALL:
@@ -107,7 +105,7 @@ def search(problem: Problem, within: Make, free: Make, to_beat_s: float) -> Tria
 
 
 def kept_within(trial: Trial, problem: Problem) -> Trial | None:
-    """Return a trial that was made without the limit as one within it, where it keeps it."""
+    """Return a trial made without the limit as a trial within it, if it keeps the limit."""
     if not problem.keeps_limit(trial.timeline.peak_bytes):
         return None
     limited = dataclasses.replace(trial.problem, memory_limit_bytes=problem.memory_limit_bytes)
@@ -115,14 +113,14 @@ def kept_within(trial: Trial, problem: Problem) -> Trial | None:
 
 
 def _cost(trial: Trial) -> tuple[float, int]:
-    """The rounding of sums must not decide."""
+    """Return the cost, rounded so that rounding errors of sums do not decide."""
     return float(f"{trial.step_s:.9g}"), len(trial.problem.recomputed)
 
 
 def _growing(problem: Problem, trial: Trial, free: Make) -> Iterator[tuple[Problem, Trial]]:
-    """Yield problems, and the trial without the limit: each runs more layers again where too much is stored.
+    """Yield problems with more and more layers that run again, each with its trial without the limit.
 
-    In the first none does, with ``trial``; in the last one all that save bytes.
+    In the first none runs again, with ``trial``; in the last all do that save bytes.
     """
     order, chosen = worth_it(problem), set[int]()
     yield problem, trial
@@ -139,7 +137,7 @@ def _growing(problem: Problem, trial: Trial, free: Make) -> Iterator[tuple[Probl
 
 
 def _enough(problem: Problem, trial: Trial, left: list[int]) -> set[int]:
-    """Take layers left, in their order, so many on each device above its limit as may be enough."""
+    """Take layers left, in their order, as many on each device above its limit as may be enough."""
     schedule, limit = trial.schedule, problem.memory_limit_bytes or 0
     stored, device_of = _stored(schedule)
     bounds = trial.problem.bounds if problem.model else schedule.stages
@@ -158,8 +156,7 @@ def _enough(problem: Problem, trial: Trial, left: list[int]) -> set[int]:
 
 
 def _stored(schedule: Schedule) -> tuple[dict[int, int], dict[int, int]]:
-    """Return the most micro-batches between F and dO of each stage, in its lane's order, and the device of
-    its F."""
+    """Return by stage the most micro-batches between F and dO in its lane's order, and its F's device."""
     most: dict[int, int] = {}
     device_of: dict[int, int] = {}
     for (device, _), tasks in schedule.lanes.items():
@@ -174,9 +171,9 @@ def _stored(schedule: Schedule) -> tuple[dict[int, int], dict[int, int]]:
 
 
 def _fewer(problem: Problem, best: Trial, within: Make) -> Trial:
-    """Leave out layers that the limit does not need, those of most seconds first.
+    """Drop layers that the limit does not need, those of most seconds first.
 
-    Where the order that there is would be above the limit, another one was never faster.
+    If the present order would be above the limit, another one was never faster.
     """
     costly = sorted(best.problem.recomputed, key=lambda number: -problem.own_layers[number].forward_s)
     again = 0
@@ -197,7 +194,7 @@ def _fewer(problem: Problem, best: Trial, within: Make) -> Trial:
 
 
 def _in_same_order(trial: Trial, number: int) -> Trial:
-    """Return the same schedule in which one layer less runs again."""
+    """Return the same schedule with one layer fewer that runs again."""
     problem = trial.problem
     plain = dataclasses.replace(problem, layers=problem.plain, recomputed=(), plain=())
     return dataclasses.replace(trial, problem=recomputed(plain, set(problem.recomputed) - {number}))

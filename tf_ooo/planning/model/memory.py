@@ -3,7 +3,7 @@
 Per stage and device:
 
 - weights: all the time, on the devices that run its F, dO or update; optimizer state where the update is;
-- activations: from the start of F(m) until dO(m) and dW(m) are done; what dW alone needs
+- activations: from the start of F(m) until dO(m) and dW(m) are done; those that dW alone needs
   (``weight_grad_bytes``) until dW(m) is done; what is recomputed (``recomputed_bytes``) not between F(m) and
   the start of dO(m);
 - gradient: as large as the weights, from the start of the step's first dW to the end of its update;
@@ -41,7 +41,7 @@ class MemoryCurve:
 
 
 class MemoryUse:
-    """Collects what is allocated and freed when, and gives a curve for each device."""
+    """Collects when bytes are allocated and freed, and gives a curve for each device."""
 
     def __init__(self, relation: Relation, layers: Layers, start_s: Floats, end_s: Floats) -> None:
         self.relation, self.layers = relation, layers
@@ -92,7 +92,7 @@ class MemoryUse:
         self._far_inputs(kept, home)
 
     def _far_inputs(self, kept: Floats, home: Ints) -> None:
-        """dW on another device than F holds its own copy of what it reads while it runs."""
+        """Add the copies that dW on another device than F holds of its inputs while it runs."""
         nodes = np.flatnonzero(self.relation.fields.kind == KIND_NUMBER["dW"])
         stage = self.relation.fields.stage[nodes]
         away = self.relation.device[nodes] != home[stage]
@@ -145,8 +145,7 @@ class MemoryUse:
         self._add(device, self.end_s[:, done].max(axis=1), -float(size))
 
     def _stash(self, stage: int, size: float) -> None:
-        """Add, where it is asynchronous, one gradient for each micro-batch until its update, and the older
-        weights."""
+        """Add, if asynchronous, a gradient for each micro-batch until its update, and older weights."""
         grads, updates = self.relation.there("dW", stage), self.relation.there("U", stage)
         device = self.relation.device[grads[0]]
         forwards = self.relation.there("F", stage)

@@ -15,10 +15,9 @@ _PERIODS = 4
 
 
 def with_recomputed(layers: Sequence[LayerCosts], numbers: Collection[int]) -> tuple[LayerCosts, ...]:
-    """Return the costs of all layers, where those of these numbers are computed again; others are as they
-    were.
+    """Return the costs of all layers; the layers with these numbers are computed again before their dO.
 
-    Between F and dO such a layer keeps what it reads: the outputs of the layers before it.
+    Between F and dO such a layer keeps its inputs: the outputs of the layers before it.
     """
     chosen, plain = set(numbers), tuple(layers)
     return tuple(
@@ -28,12 +27,12 @@ def with_recomputed(layers: Sequence[LayerCosts], numbers: Collection[int]) -> t
 
 
 def input_bytes(layers: tuple[LayerCosts, ...], number: int) -> float:
-    """Return bytes of what a layer reads of other layers; the data themselves are no layer's."""
+    """Return the bytes that a layer reads from other layers; the input data come from no layer."""
     return float(sum(layers[source].output_bytes for source in layer_inputs(layers, number)))
 
 
 def saved_bytes(layers: tuple[LayerCosts, ...], number: int) -> float:
-    """Return the bytes that a layer does not keep between F and dO, where they are computed again."""
+    """Return the bytes that a layer need not keep between F and dO if it is computed again."""
     return layers[number].recomputed(input_bytes(layers, number)).recomputed_bytes
 
 
@@ -45,17 +44,17 @@ class Problem:
         layers: costs of ONE micro-batch.
         devices: stages' devices of a pipeline, or workers of data parallel training.
         microbatches: how many one step has.
-        link: between each two devices, in each direction.
-        memory_limit_bytes: what each device has, or the one that has most; None: no limit.
+        link: between any two devices, in each direction.
+        memory_limit_bytes: of each device, or of the device that has most; None: no limit.
         less_bytes: how much less each device has than ``memory_limit_bytes``; (): all have as much.
-        options: what the policy itself offers (``group`` of modulo, ``k`` of reverse_first_k).
+        options: the policy's own options (``group`` of modulo, ``k`` of reverse_first_k).
         mode: what the devices are for, where a policy serves several modes; None: not said.
         bounds: (first, last) layer of a model that each of ``layers`` stands for; empty: each is one.
         recompute: which layers run their forward again before their dO: ``"none"``, ``"all"`` that then keep
-            less, or ``"auto"``: as few seconds as keep the memory limit.
-        recomputed: the layers that do, of ``model`` if it is given; ``layers`` have the costs of that.
-        plain: the layers as they are without; empty: ``layers``.
-        model: with ``bounds``, the layers themselves, which are chosen from.
+            less, or ``"auto"``: those that keep the memory limit in the fewest seconds.
+        recomputed: the layers that run again, of ``model`` if given; ``layers`` include these costs.
+        plain: the layers if none runs again; empty: ``layers``.
+        model: with ``bounds``, the model's layers, of which some may run again.
         fixed: layers that cannot run again.
         cut: (first, last) of ``layers`` of each stage of a pipeline; empty: the policy cuts.
     """
@@ -78,11 +77,11 @@ class Problem:
 
     @property
     def own_layers(self) -> tuple[LayerCosts, ...]:
-        """Return the layers of the model, where ``layers`` are stages of it."""
+        """Return the layers of the model, even where ``layers`` are stages of it."""
         return self.model or self.layers
 
     def costs(self, attribute: str) -> list[float]:
-        """Return a cost of each layer; a search asks for it thousands of times."""
+        """Return a cost of each layer, cached because a search asks for it thousands of times."""
         if attribute not in self._costs:
             self._costs[attribute] = [float(getattr(layer, attribute)) for layer in self.layers]
         return self._costs[attribute]
@@ -97,18 +96,18 @@ class Problem:
         return replace(self, microbatches=min(self.microbatches, _PERIODS * self.devices))
 
     def limit_of(self, peak_bytes: Sequence[int]) -> int:
-        """Return the lowest ``memory_limit_bytes`` that the devices would keep with these peaks."""
+        """Return the lowest ``memory_limit_bytes`` that suits devices with these peaks."""
         return max(self.charged_bytes(peak_bytes), default=0)
 
     def charged_bytes(self, peak_bytes: Sequence[int]) -> list[int]:
-        """Return peaks of devices, each with what its device has less than ``memory_limit_bytes``."""
+        """Return the peaks of devices, each with the shortfall of its device from ``memory_limit_bytes``."""
         less = self.less_bytes or (0,)
         if len(less) != len(peak_bytes):  # workers that all hold the same are simulated as one
             less = (max(less),) * len(peak_bytes)
         return [peak + more for peak, more in zip(peak_bytes, less, strict=True)]
 
     def over_limit(self, needed_bytes: int) -> MemoryLimitError:
-        """Return the error to raise where so high a limit would be needed."""
+        """Return the error to raise if the limit would have to be this high."""
         because = lacking_text(self.limits_bytes, needed_bytes) if self.less_bytes else ""
         return MemoryLimitError(self.memory_limit_bytes or 0, needed_bytes, because=because)
 
@@ -119,7 +118,7 @@ class Problem:
         return () if limit is None else tuple(limit - less for less in self.less_bytes or (0,))
 
     def keeps_limit(self, peak_bytes: Sequence[int]) -> bool:
-        """Return whether each device does with its peak."""
+        """Return whether each device has enough memory for its peak."""
         limit = self.memory_limit_bytes
         return limit is None or self.limit_of(peak_bytes) <= limit
 
@@ -139,7 +138,7 @@ class Problem:
 
 
 def check_limits(limits_bytes: Sequence[int], devices: int) -> None:
-    """Raise OptionsError unless there is one for each device."""
+    """Raise OptionsError unless there is one limit for each device."""
     if len(limits_bytes) != devices:
         raise OptionsError(
             f"memory_limit_bytes={tuple(limits_bytes)}: {len(limits_bytes)} limits are given for {devices} "
@@ -148,14 +147,14 @@ def check_limits(limits_bytes: Sequence[int], devices: int) -> None:
 
 
 def most_and_less(limits_bytes: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-    """Return the largest limit, and how much less each device has; (): all have as much."""
+    """Return the largest limit, and each device's shortfall from it; (): none has any."""
     most = max(limits_bytes)
     less = tuple(most - limit for limit in limits_bytes)
     return most, less if any(less) else ()
 
 
 def lacking_text(limits_bytes: Sequence[int], needed_bytes: int) -> str:
-    """Say what devices with limits of their own lack; ``needed_bytes``: the least for the largest."""
+    """Say what devices with limits of their own lack; ``needed_bytes``: least of the largest device."""
     lacking_bytes = max(0, needed_bytes - max(limits_bytes))
     return f"the devices have {', '.join(map(str, limits_bytes))}, and each would need {lacking_bytes} more"
 

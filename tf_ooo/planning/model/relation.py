@@ -10,7 +10,7 @@ Validator, simulator, schedulers and pictures all ask here.  (Between the nodes 
 - comm(s) needs dW(s, m) of all m, and U(s) needs comm(s), or dW where nothing is communicated;
 - F(s, m) of the next step needs U(s); with a barrier between steps, U of all stages.
 
-A kind that a schedule leaves out for a stage is looked through: two layers that share one dO.
+If a stage has no task of some kind, as two layers that share one dO, dependencies pass through it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _PLACES_PER_TASK, _PLACES = 64, 1 << 16
 
 @dataclass(frozen=True)
 class Edges:
-    """Holds edges for one reason between places in the lanes; ``steps``: so many steps later the target is.
+    """Holds edges for one reason between places in the lanes; the target is ``steps`` steps later.
 
-    ``message_bytes`` travel where the devices differ, None if it is a wait only.
+    ``message_bytes`` are sent if the devices differ; None: the target only waits.
     """
 
     source: Ints
@@ -47,8 +47,7 @@ class Edges:
 
 
 class Relation:
-    """Holds the tasks of one step as numbered nodes, and the edges between them; without layers: of a
-    chain."""
+    """Holds a step's tasks as numbered nodes, and the edges between them; without layers a chain's."""
 
     def __init__(self, schedule: Schedule, layers: Layers | None = None) -> None:
         self.schedule = schedule
@@ -86,14 +85,14 @@ class Relation:
         return nodes[nodes >= 0]
 
     def nodes(self, kind: str, stage: int) -> Ints:
-        """Return nodes of a kind and stage, shape (parts, micro-batches); -1 where there is none."""
+        """Return nodes of a kind and stage, shape (parts, micro-batches); -1 for none."""
         table = self._tables[kind]
         if table is None:
             return np.full((1, self.schedule.microbatches), -1, np.int32)
         return table[:, stage]
 
     def _table(self, kind: str) -> Ints | None:
-        """Return node of (part, stage, micro-batch) of one kind; None where there are none."""
+        """Return the nodes (part, stage, micro-batch) of one kind; None where there are none."""
         chosen = np.flatnonzero(self.fields.kind == KIND_NUMBER[kind])
         if not len(chosen):
             return None
@@ -108,7 +107,7 @@ class Relation:
 
     @cached_property
     def edges(self) -> list[Edges]:
-        """Return all edges, the order of the lanes left aside."""
+        """Return all edges, without those of the lanes' order."""
         return _merged(self._edges(between_steps=True))
 
     def _edges(self, between_steps: bool) -> Iterator[Edges]:
@@ -123,7 +122,7 @@ class Relation:
         yield from self._after()
 
     def within_step(self, link: Link) -> tuple[Ints, Ints, Floats]:
-        """Return sources and targets of one step's edges, and seconds of a message between two devices."""
+        """Return sources and targets of one step's edges, and the seconds of each message."""
         edges = [edge for edge in _merged(self._edges(between_steps=False)) if not edge.steps]
         sent_s = [0.0 if e.message_bytes is None else link.seconds(e.message_bytes) for e in edges]
         lags = [np.full(len(edge.source), lag_s) for edge, lag_s in zip(edges, sent_s, strict=True)]
@@ -146,7 +145,7 @@ class Relation:
         yield from self._pairs(("dO", stage), ("dW", stage), own, incoming)
 
     def _stored_input(self, stage: int) -> Iterator[Edges]:
-        """dW reads the stage's input too; if F runs on another device, the stage before sends it there."""
+        """Yield the edges of dW's input, which the stage before sends if F is on another device."""
         if self.has("dO", stage) and len({device for device, _ in self.lanes}) == 1:
             return
         for edges in self._pairs(("F", stage), ("dW", stage), None, "the stored input"):
@@ -175,13 +174,13 @@ class Relation:
             yield from self._all_to_all(self._last(stage), self.there("F", stage), why, steps=1)
 
     def _barrier(self) -> Iterator[Edges]:
-        """Let every task that changes weights come before all forwards of the next step."""
+        """Yield edges from every task that changes weights to all forwards of the next step."""
         last = np.concatenate([self._last(stage) for stage in range(self.stages)])
         forward = np.concatenate([self.there("F", stage) for stage in range(self.stages)])
         yield from self._all_to_all(last, forward, "the barrier between steps", steps=1)
 
     def _last(self, stage: int) -> Ints:
-        """Return the tasks of a stage that change weights, or come last before that."""
+        """Return the tasks of a stage that change weights, or the last ones before that."""
         return self.there(next((kind for kind in ("U", "comm") if self.has(kind, stage)), "dW"), stage)
 
     def _after(self) -> Iterator[Edges]:
@@ -194,7 +193,7 @@ class Relation:
             yield Edges(places[0], places[1], None, f"after {other}", -steps)
 
     def _providers(self, kind: str, stage: int) -> Iterator[tuple[int, float]]:
-        """Yield the stages whose outputs a stage reads; those without a forward are looked through."""
+        """Yield the stages from which a stage reads; a stage without F passes on its own sources."""
         for source, size in self._stage_inputs[stage]:
             if self.has(kind, source):
                 yield source, size
@@ -222,7 +221,7 @@ class Relation:
     def _pairs(
         self, source: tuple[str, int], target: tuple[str, int], size: float | None, why: str
     ) -> Iterator[Edges]:
-        """Yield edges micro-batch by micro-batch from every part, which sends its share, to every part."""
+        """Yield edges for each micro-batch from every part, which sends its share, to every part."""
         shares = self.schedule.parts.get(source, ())
         for part, first in enumerate(self.nodes(*source)):
             sent = size * shares[part] if size is not None and part < len(shares) else size
@@ -232,7 +231,7 @@ class Relation:
                     yield Edges(first[both], then[both], sent, why)
 
     def _all_to_all(self, sources: Ints, targets: Ints, why: str, steps: int = 0) -> Iterator[Edges]:
-        """Yield edges from all tasks to all; where a lane's order implies some, only the others."""
+        """Yield edges from all tasks to all, without those that a lane's order implies."""
         if not len(sources) or not len(targets):
             return
         sources = self._one_of_each_lane(sources, last=True)
@@ -272,7 +271,7 @@ def stage_inputs(schedule: Schedule, layers: Layers | None, stages: int) -> list
 
 
 def _merged(edges: Iterable[Edges]) -> list[Edges]:
-    """Return edges of one reason, size and step distance together: thousands of stages give a few arrays."""
+    """Merge edges of equal reason, size and step distance: thousands of stages give a few arrays."""
     groups: dict[tuple[str, float | None, int], list[tuple[Ints, Ints]]] = {}
     for edge in edges:
         groups.setdefault((edge.why, edge.message_bytes, edge.steps), []).append((edge.source, edge.target))

@@ -45,7 +45,7 @@ def _lines(schedule: Schedule) -> Iterator[str]:
 
 
 def _words(tasks: TaskList, several: bool) -> Iterator[str]:
-    """The tasks' texts; with several micro-batches the first one's number is written too."""
+    """Yield the tasks' texts; with several micro-batches number 0 is written, too."""
     fields = Fields.of(tasks.codes)
     columns = (fields.kind, fields.stage, fields.microbatch, fields.part)
     for kind, stage, batch, part in zip(*(column.tolist() for column in columns), strict=True):
@@ -216,7 +216,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Schedule:
-    """Is an order of tasks for each (device, stream), for one step, which is repeated.
+    """Holds an order of tasks for each (device, stream), for one step, which is repeated.
 
     Attributes:
         mode: single_device, data_parallel, pipeline or layerpipe.
@@ -275,7 +275,7 @@ class Schedule:
         self._check_stages()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle, and copy, it as its text: its maps cannot be changed, nor pickled."""
+        """Pickle and copy the schedule as its text: its maps cannot be changed, nor pickled."""
         return _restored, (self.to_text(), self.assumptions)
 
     def _check_numbers(self) -> None:
@@ -321,7 +321,7 @@ class Schedule:
 
     @property
     def devices(self) -> int:
-        """Return how many devices there are: one more than the highest number."""
+        """Return the number of devices: one more than the highest device number."""
         return max((device for device, _ in self.lanes), default=0) + 1
 
     @property
@@ -332,7 +332,7 @@ class Schedule:
 
     @property
     def steps_ahead(self) -> int:
-        """Return how many steps later the last task is that another one waits for, see ``after``."""
+        """Return by how many steps the latest task is ahead that another one waits for, see ``after``."""
         return max((steps for _, _, steps in self.after), default=0)
 
     def layers_of(self, stage: int) -> range:
@@ -340,7 +340,7 @@ class Schedule:
         return range(first, last + 1)
 
     def require(self, tasks: Iterable[Task]) -> None:
-        """Raises ScheduleError unless exactly these dO and dW are scheduled; names what is wrong."""
+        """Raise ScheduleError unless exactly these dO and dW are scheduled; it names the difference."""
         have, needed = {task for task in self.tasks if task.kind in ("dO", "dW")}, set(tasks)
         missing, unknown = sorted(needed - have), sorted(have - needed)
         if missing:
@@ -358,7 +358,7 @@ class Schedule:
 
     @classmethod
     def from_text(cls, text: str) -> Schedule:
-        """Reads :meth:`to_text` text; blank lines and ``#`` comments are skipped.
+        """Read :meth:`to_text` text; blank lines and ``#`` comments are skipped.
 
         Raises ScheduleError with the number of the offending line.
         """

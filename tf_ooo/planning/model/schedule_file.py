@@ -25,18 +25,17 @@ class ScheduleFile:
     schedule: Schedule
 
     def error(self, message: str, begins: str = "") -> ScheduleError:
-        """Return a ScheduleError that names the file, and the first line that ``begins`` so, if there is
-        one."""
+        """Return a ScheduleError that names the file, and the first line that starts with ``begins``."""
         number = _line_that_begins(self.text, begins) if begins else 0
         return ScheduleError(f"{self.path}: {f'line {number}: ' if number else ''}{message}")
 
     def located(self, error: ScheduleError) -> ScheduleError:
-        """Return the same error with the file, and the line of the lane or of the stage that it speaks of."""
+        """Return the same error with the file, and the line of the lane or stage that it is about."""
         return ScheduleError(f"{self.path}: {_with_line(self.text, str(error))}")
 
 
 def read_schedule(path: str | os.PathLike[str]) -> ScheduleFile:
-    """Reads :meth:`Schedule.to_text` text.  ScheduleError names the file and the line."""
+    """Read :meth:`Schedule.to_text` text.  ScheduleError names the file and the line."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -48,7 +47,7 @@ def read_schedule(path: str | os.PathLike[str]) -> ScheduleFile:
 
 
 def _with_line(text: str, message: str) -> str:
-    """Return the message behind the number of the line that it is about, where it does not begin with one."""
+    """Return the message with the number of its line in front, unless it begins with one."""
     number = 0
     if _LINE.match(message):
         return message

@@ -1,5 +1,4 @@
-"""Defines tasks, compact sequences of them (a schedule may hold tens of millions), and what no lane may
-do."""
+"""Defines tasks, compact sequences of them (for tens of millions), and the rules that every lane keeps."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ _TASK = re.compile(rf"(F|dO|dW|comm|U):{_NUMBER}(?:\.{_NUMBER})?(?:@{_NUMBER})?"
 def replica_of_part(microbatches: int, replicas: int) -> tuple[int, ...]:
     """Return the replica that each micro-batch of a step passes through: neighbours take the same.
 
-    Of fewer micro-batches than replicas the last replicas have none.
+    With fewer micro-batches than replicas the last replicas have none.
     """
     shares = [microbatches // replicas + (number < microbatches % replicas) for number in range(replicas)]
     return tuple(number for number, share in enumerate(shares) for _ in range(share))
@@ -38,7 +37,7 @@ def replica_of_part(microbatches: int, replicas: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, order=True)
 class Task:
-    """Is all ops of one kind of one stage, for one micro-batch; its text is ``dW:3@5``.
+    """Stands for all ops of one kind of one stage, for one micro-batch; its text is ``dW:3@5``.
 
     A stage is a group of layers; without pipelining it is one layer.  ``part`` numbers the pieces of
     a task that is divided: slices of a communication, or LayerPipe's two halves of a dO (``dO:3.1``).
@@ -55,7 +54,7 @@ class Task:
 
     @classmethod
     def parse(cls, text: str) -> Task:
-        """Return the task of a text like ``dO:3@5``; ScheduleError names a text that is none."""
+        """Return the task of a text like ``dO:3@5``; ScheduleError names a text that is not one."""
         match = _TASK.fullmatch(text)
         if match is None:
             expected = (
@@ -67,8 +66,7 @@ class Task:
         return task
 
     def code(self) -> int:
-        """Return the task as an int; :meth:`of_code` gives it back. ScheduleError where a number is too
-        large."""
+        """Return the task as an int, the inverse of :meth:`of_code`. ScheduleError: a number is too large."""
         for what, value, limit in (
             ("stage", self.stage, MAX_STAGE),
             ("micro-batch", self.microbatch, MAX_MICROBATCH),
@@ -95,7 +93,7 @@ def encode(kind: str, stage: ArrayLike, microbatch: ArrayLike = 0) -> Ints:
 
 @dataclass(frozen=True)
 class Fields:
-    """Holds the fields of many codes, as arrays; ``kind`` are indices into KINDS."""
+    """Holds the fields of many codes, as arrays; ``kind`` holds indices into KINDS."""
 
     kind: Ints
     stage: Ints
@@ -113,7 +111,7 @@ class Fields:
 
 
 class TaskList(Sequence[Task]):
-    """Is an immutable sequence of tasks: 8 bytes each; equal to a tuple of the same tasks."""
+    """Represents an immutable sequence of tasks in 8 bytes each; equal to a tuple of the same tasks."""
 
     __slots__ = ("codes",)
 
@@ -171,7 +169,7 @@ def codes_of(lanes: Mapping[Lane, TaskList]) -> Ints:
 def check_lanes(
     lanes: Mapping[Lane, TaskList], priority_lanes: frozenset[Lane] = frozenset(), asynchronous: bool = False
 ) -> None:
-    """Raises ScheduleError where a task occurs twice, or stands after one that needs it."""
+    """Raise ScheduleError where a task occurs twice, or stands after one that needs it."""
     codes = np.sort(codes_of(lanes))
     twice = np.flatnonzero(codes[1:] == codes[:-1])
     if len(twice):
@@ -182,7 +180,7 @@ def check_lanes(
 
 
 def _check_causal(lane: Lane, tasks: TaskList, asynchronous: bool) -> None:
-    """F, dO, dW, comm, U depend on each other in this order; what a step has once, after the dW of all."""
+    """Check that F, dO, dW, comm, U come in this order; a step's single tasks come after all dW."""
     fields = Fields.of(tasks.codes)
     each = fields.stage.astype(np.int64) << 24 | fields.microbatch
     last = KIND_NUMBER["U"] if asynchronous else KIND_NUMBER["dW"]

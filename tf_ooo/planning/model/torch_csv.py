@@ -44,7 +44,7 @@ def torch_csv(schedule: Schedule) -> str:
 
 
 def _actions(tasks: Iterable[Task]) -> Iterator[str]:
-    """A dO without a dW, or a dW without a dO, is all that the backward pass of its stage does."""
+    """Yield the actions; a dO without a dW, or a dW without a dO, is its stage's whole backward pass."""
     there = [task for task in tasks if task.kind in _LETTERS]
     backward = Counter((task.stage, task.microbatch) for task in there if task.kind != "F")
     for task in there:
@@ -53,7 +53,7 @@ def _actions(tasks: Iterable[Task]) -> Iterator[str]:
 
 
 def _refused(schedule: Schedule) -> Iterator[str]:
-    """Yield what torch cannot run."""
+    """Yield in words each thing that torch cannot run."""
     if schedule.mode != "pipeline" or schedule.asynchronous or schedule.devices == 1:
         what = f"mode {schedule.mode}{', asynchronous' * schedule.asynchronous}, {schedule.devices} devices"
         yield f"it has {what}; plan a pipeline of several devices (--mode pipeline --devices 2)"
@@ -71,7 +71,7 @@ def _refused(schedule: Schedule) -> Iterator[str]:
 
 
 def _misplaced(schedule: Schedule) -> Iterator[str]:
-    """Yield what is on no rank, on two, or not there at all."""
+    """Yield in words what is on no rank, on two, or missing."""
     if [rank for rank, _ in schedule.lanes] != list(range(schedule.devices)):
         yield f"it has the lanes {list(schedule.lanes)}; a rank has one, and each rank has one"
     rank_of, kinds = dict[int, int](), dict[tuple[int, int], set[str]]()

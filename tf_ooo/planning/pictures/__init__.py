@@ -1,2 +1,1 @@
-"""Draws pictures of timelines, each by a module that is imported when it is asked for; none knows costs or
-graphs."""
+"""Draws timelines; each module is imported when it is needed, and none knows costs or graphs."""

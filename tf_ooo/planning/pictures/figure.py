@@ -34,11 +34,11 @@ _LINKS, _LANES, _MEMORY = "y", "y2", "y3"
 
 @dataclass(frozen=True)
 class Run:
-    """Is a timeline that is drawn.
+    """Represents a timeline to draw.
 
     Attributes:
-        name: empty where only one is.
-        layers: names of layers by their number, as far as they are known.
+        name: its name; empty if it is the only one.
+        layers: names of layers by number, as far as they are known.
     """
 
     timeline: Timeline
@@ -48,7 +48,7 @@ class Run:
 
 
 def figure(runs: Sequence[Run], limits_bytes: Sequence[float] = ()) -> go.Figure:
-    """Return lanes above, links below them, memory at the bottom; the lanes of two runs are drawn in pairs.
+    """Return lanes above, links below, memory at the bottom; lanes of two runs are drawn in pairs.
 
     ``limits_bytes``: each device's limit of memory, or one for all; each gets a line.
     """
@@ -86,7 +86,7 @@ class _Rows:
 
 
 def _row_label(run: Run, lane: Lane) -> str:
-    """Label a row; measured lanes are only partly streams: what ran side by side has rows of its own."""
+    """Label a row; measured tasks that ran side by side have rows that are no streams."""
     label = style.lane_label(run.timeline.schedule, lane)
     device, role = label.split()[:2], label.split()[2:]
     if run.name == "measured" and role not in (["comm"], ["update"]):
@@ -95,7 +95,7 @@ def _row_label(run: Run, lane: Lane) -> str:
 
 
 def _add_tasks(chart: go.Figure, run: Run, rows: _Rows, place: int, unit: units.Unit) -> None:
-    """Add one trace for each kind, however many tasks: plotly is quick with few traces."""
+    """Add one trace for each kind, however many tasks: plotly is fast with few traces."""
     bars = bars_of(run.timeline, run.view)
     row_of_lane = np.array([rows.place[lane, place] for lane in run.view.lanes])
     for kind in KINDS:
@@ -134,8 +134,7 @@ def _bar_columns(start_s: Floats, end_s: Floats, unit: units.Unit) -> dict[str, 
 
 
 def _hover_columns(bars: Bars, schedule: Schedule, unit: units.Unit) -> Floats:
-    """Return stage, first and last layer, micro-batch, part, step, start, end, length: numbers take little
-    room."""
+    """Return stage, first and last layer, micro-batch, part, step, start, end, length as compact numbers."""
     f = bars.fields
     ranges = [schedule.layers_of(stage) for stage in range(int(f.stage.max()) + 1)]
     first, last = (np.array([each[i] for each in ranges])[f.stage] for i in (0, -1))
@@ -190,7 +189,7 @@ def _add_links(chart: go.Figure, run: Run, unit: units.Unit) -> list[str]:
 
 
 def _add_memory(chart: go.Figure, run: Run, place: int, unit: units.Unit, end_s: float) -> None:
-    """Add a line for each device: dark to light, or one colour each where they are few."""
+    """Add a line for each device: dark to light, or one colour each if there are few."""
     memory = run.timeline.memory
     size = units.bytes_unit(max(run.timeline.peak_bytes, default=0))
     devices = [device for device in run.view.devices if device < len(memory)]
@@ -218,7 +217,7 @@ def _add_memory(chart: go.Figure, run: Run, place: int, unit: units.Unit, end_s:
 
 
 def _add_limit(chart: go.Figure, run: Run, limit_bytes: float, whose: str) -> None:
-    """Add a line; only its value where it would lie so far above that the curves could not be read."""
+    """Add a line; only its value if the line would be far above the curves."""
     peak_bytes = max(run.timeline.peak_bytes, default=0)
     size, text = units.bytes_unit(peak_bytes), f"limit{whose} {units.bytes_text(limit_bytes)}"
     if run.timeline.memory and limit_bytes > _FAR_ABOVE * peak_bytes:
@@ -293,7 +292,7 @@ def _heights(rows: _Rows, links: list[str], shown: bool, has_memory: bool) -> di
 
 
 def _add_fold_button(chart: go.Figure, rows: _Rows, links: list[str], shown: bool, has_memory: bool) -> None:
-    """Shows and hides the rows of the links."""
+    """Add a button that shows and hides the rows of the links."""
     which = [i for i, trace in enumerate(chart.data) if trace.yaxis == _LINKS]
     chart.data[which[0]].visible = shown
     to_open, to_close = (

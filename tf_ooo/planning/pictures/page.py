@@ -1,4 +1,4 @@
-"""Makes pages: a timeline by itself, and what every other page has of it. No network is needed."""
+"""Makes pages: one of a timeline alone, and the parts that all other pages have. No network is needed."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _MOST_ROWS = 60
 
 @dataclass(frozen=True)
 class Chart:
-    """Is a drawn timeline.
+    """Holds a drawn timeline.
 
     Attributes:
         html: the drawing.
-        names: the names of the timelines that are drawn, empty where it is one; ``facts`` their numbers.
-        notes: what is left out.
-        numbers: what the letters and numbers in the boxes say.
+        names: the names of the drawn timelines, empty for a single one; ``facts``: their numbers.
+        notes: say what is left out.
+        numbers: explains the letters and numbers in the boxes.
     """
 
     html: str
@@ -40,7 +40,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Bar:
-    """Is a length to compare: ``percent`` of the longest, ``text`` its value; ``ours`` stands out."""
+    """Describes a bar to compare: ``percent`` of the longest, ``text`` its value; ``ours`` stands out."""
 
     name: str
     text: str
@@ -50,15 +50,15 @@ class Bar:
 
 @dataclass(frozen=True)
 class Table:
-    """Holds rows of texts; the last cell of a row that is short takes the columns that are left.
+    """Holds rows of texts; the last cell of a short row spans the remaining columns.
 
     Attributes:
         title, header: without a header the first column is one.
         rows: at least one cell each.
         numbers: columns that are numbers, from 0.
         marked: the row that stands out; None: none.
-        more: what is left out.
-        wide: it takes the whole width of the page.
+        more: says what is left out.
+        wide: whether it takes the whole width of the page.
     """
 
     title: str
@@ -72,7 +72,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Listed:
-    """Holds sentences under a title; ``more``: what is left out."""
+    """Holds sentences under a title; ``more`` says what is left out."""
 
     title: str
     texts: Sequence[str]
@@ -81,15 +81,15 @@ class Listed:
 
 @dataclass(frozen=True)
 class Page:
-    """Holds all of a page, from top to bottom; what is empty is left out.
+    """Holds all of a page, from top to bottom; empty parts are left out.
 
     Attributes:
-        title, headline: what it is of, and what was gained.
+        title, headline: the page's subject, and the gain.
         mood: the headline's mood, ``good``, ``plain`` or ``back``.
-        bars, bars_title: steps beside each other.
-        chart, drawn: the picture, and what it shows.
+        bars, bars_title: bars that compare steps, and their title.
+        chart, drawn: the picture, and a sentence that says what it shows.
         lanes: instead of a chart, where no times are known: pictures of orders, of ``lane_kinds``.
-        sections: below, in two columns where there is room; what has no rows or texts is left out.
+        sections: below, in two columns if there is room; sections without rows or texts are left out.
     """
 
     title: str
@@ -105,7 +105,7 @@ class Page:
 
 
 def bars_of(seconds: Mapping[str, float], ours: str) -> list[Bar]:
-    """Return one for each name, as percent of the longest."""
+    """Return a bar for each name, in percent of the longest."""
     longest_s = max(seconds.values(), default=0.0) or 1.0
     return [
         Bar(name, time_text(value_s), 100 * value_s / longest_s, name == ours)
@@ -114,8 +114,7 @@ def bars_of(seconds: Mapping[str, float], ours: str) -> list[Bar]:
 
 
 def layer_table(layers: Sequence[LayerCosts], places: Sequence[str], unit: str) -> Table:
-    """Return seconds of each layer for one ``unit``, and its bytes; ``places``: where each is, empty:
-    nowhere."""
+    """Return seconds of each layer for one ``unit``, and its bytes; ``places``: where each is, or empty."""
     where = ["stage, device"] if places else []
     header = ["layer", *where, "F", "dO", "dW", "U", "weights"]
     rows = []
@@ -141,7 +140,7 @@ _SETTINGS = {
 
 
 def write_page(path: str | os.PathLike[str], html: str) -> Path:
-    """Writes a page, and beside it, once for all pages of a folder, the script that draws charts."""
+    """Write a page, and beside it, once for all pages in a folder, the script that draws charts."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(html, encoding="utf-8")
@@ -174,7 +173,7 @@ def chart_of(
     layers: Mapping[int, str] | None = None,
     limits_bytes: Sequence[float] = (),
 ) -> Chart:
-    """Return the chart of a timeline; with a ``measured`` step under it, of one planned step.
+    """Return the chart of a timeline; with a ``measured`` step, that is drawn below one planned step.
 
     Args:
         timeline: as planned.
@@ -212,7 +211,7 @@ def title(timeline: Timeline) -> str:
 
 
 def _facts(timeline: Timeline) -> list[tuple[str, list[str]]]:
-    """Return facts on all that is drawn, and on one step where it repeats."""
+    """Return facts on the whole timeline, and on one step where steps repeat."""
     schedule = timeline.schedule
     unit = "micro-batch" if schedule.asynchronous else "step"
     count = schedule.microbatches if schedule.asynchronous else timeline.steps
@@ -234,7 +233,7 @@ def _facts(timeline: Timeline) -> list[tuple[str, list[str]]]:
 
 
 def _facts_beside(whole: Timeline, planned: Timeline, measured: Timeline) -> list[tuple[str, list[str]]]:
-    """Return facts on one planned step and a measured one; the peak of the ``whole`` plan."""
+    """Return facts on a planned and a measured step; the peak is of the ``whole`` plan."""
     unit = "round" if whole.schedule.asynchronous else "step"
     took = [time_text(each.makespan_s) for each in (planned, measured)]
     idle = [f"{whole.steady_bubble_fraction:.1%}", f"{measured.bubble_fraction:.1%}"]

@@ -31,7 +31,7 @@ _LETTER_IN, _MARGIN_IN = 0.066, 0.04
 
 
 def save_png(timeline: Timeline, path: str | os.PathLike[str]) -> None:
-    """Writes the picture; the file's ending chooses the format.  BackendError: matplotlib cannot."""
+    """Write the picture; the file's ending chooses the format.  BackendError: matplotlib cannot."""
     picture = draw(timeline)
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def _boxes(bars: Bars, unit: units.Unit) -> Any:
 
 
 def _write_labels(axes: Axes, bars: Bars, timeline: Timeline, unit: units.Unit, end_s: float) -> None:
-    """Write names of the tasks whose bars have room for them."""
+    """Write the names of tasks into bars that have room for them."""
     room_in = (bars.end_s - bars.start_s) / end_s * (_WIDTH_IN - 1.2) if end_s else bars.start_s
     for i, text in enumerate(style.labels_of(bars, timeline.schedule)):
         if room_in[i] > max(len(text) * _LETTER_IN + _MARGIN_IN, 2 * _LETTER_IN):

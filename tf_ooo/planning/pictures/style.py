@@ -41,7 +41,7 @@ _EXAMPLE_STAGE, _EXAMPLE_BATCH = 2, 3
 
 
 def steady_step_s(timeline: Timeline) -> float | None:
-    """Return seconds of a repeated step; None where it would take a long simulation of several steps."""
+    """Return the seconds of a repeated step; None where simulating several steps would take long."""
     known = timeline.steps > 1 or timeline.schedule.asynchronous
     return timeline.steady_step_s if known or timeline.start_s.size <= _MOST_TO_REPEAT else None
 
@@ -59,9 +59,10 @@ def lane_label(schedule: Schedule, lane: Lane) -> str:
 
 
 def stream_names(schedule: Schedule, lanes: Sequence[Lane], measured: bool = False) -> dict[Lane, str]:
-    """Return a name for each stream of a device: what it is for; those for the same are numbered.
+    """Return a name for the purpose of each stream of a device; streams of equal purpose are numbered.
 
-    Of ``measured`` lanes only communication and updates are streams: the others hold what ran side by side.
+    In ``measured`` lanes only communication and updates are streams; the others hold tasks that ran side by
+    side.
     """
     names: dict[Lane, str] = {}
     taken: Counter[tuple[int, str]] = Counter()
@@ -77,7 +78,7 @@ def stream_names(schedule: Schedule, lanes: Sequence[Lane], measured: bool = Fal
 
 
 def names_of_layers(places: Sequence[int], names: Mapping[int, str]) -> str:
-    """Return ``dense``, or ``dense .. dense_3 (4 layers)``; the number of one that has no name."""
+    """Return ``dense``, or ``dense .. dense_3 (4 layers)``; for a layer without a name its number."""
     ends = [names.get(place, str(place)) for place in dict.fromkeys((places[0], places[-1]))]
     return " .. ".join(ends) + (f" ({len(places)} layers)" if len(places) > 1 else "")
 
@@ -92,7 +93,7 @@ def numbering(schedule: Schedule) -> str:
 
 
 def task_label(kind: str, stage: int, microbatch: int, which: str) -> str:
-    """Return a task in as few letters as tell it apart: ``F3``, or ``2F3`` for stage 2."""
+    """Return a task's label in as few letters as needed: ``F3``, or ``2F3`` for stage 2."""
     if which == "stage":
         return f"{SHORT[kind]}{stage}"
     return f"{stage if which == 'both' else ''}{SHORT[kind]}{microbatch}"
@@ -106,12 +107,12 @@ def labels_of(bars: Bars, schedule: Schedule) -> list[str]:
 
 
 def what_a_stage_is(schedule: Schedule) -> str:
-    """Say what the number of a task counts: stages of several layers, or layers."""
+    """Say what a task's number counts: stages of several layers, or layers."""
     return "stage" if schedule.mode == "pipeline" or schedule.stages else "layer"
 
 
 def numbers_text(schedule: Schedule) -> str:
-    """Explain the letters and numbers of a box that is there."""
+    """Explain the letters and numbers in the boxes by an existing one."""
     stage_is, which = what_a_stage_is(schedule), numbering(schedule)
     kind, stage, batch = _example(schedule, which)
     counted = [f"{stage_is} {stage}"] if which != "microbatch" else []
@@ -120,8 +121,7 @@ def numbers_text(schedule: Schedule) -> str:
 
 
 def _example(schedule: Schedule, which: str) -> tuple[str, int, int]:
-    """Return kind, stage and micro-batch of a task: a dO, if there is one; two numbers that differ, if they
-    can."""
+    """Return kind, stage and micro-batch of an example: a dO if possible, with two different numbers."""
     fields = Fields.of(schedule.tasks.codes)
     there = [kind for kind in ("dO", "F", "dW") if (fields.kind == KIND_NUMBER[kind]).any()]
     if not there:
@@ -142,7 +142,7 @@ _CURVE_POINTS = 4000
 
 @dataclass(frozen=True)
 class View:
-    """Says what of a timeline is drawn: lanes, what starts before ``until_s``; ``note``: what is left out."""
+    """Says which part of a timeline is drawn: lanes, tasks before ``until_s``; ``note``: the rest."""
 
     lanes: Sequence[Lane]
     until_s: float
@@ -155,7 +155,7 @@ class View:
 
 @dataclass(frozen=True)
 class Bars:
-    """Holds columns, one row for each task and step; ``lane`` are indices into the view's lanes."""
+    """Holds columns, one row for each task and step; ``lane`` holds indices into the view's lanes."""
 
     lane: Ints
     start_s: Floats
@@ -223,7 +223,7 @@ def bars_of(timeline: Timeline, view: View) -> Bars:
 
 
 def links_of(timeline: Timeline, view: View) -> tuple[list[tuple[int, int]], Ints, MessageColumns]:
-    """Return the links between the devices of a view, (from, to), and each message's place in them."""
+    """Return links between the view's devices, (from, to), and the place of each message in that list."""
     sent, devices = timeline.message_columns, view.devices
     between = np.isin(sent.source, devices) & np.isin(sent.target, devices)
     sent = sent.of(between & (sent.start_s < view.until_s))
@@ -232,7 +232,7 @@ def links_of(timeline: Timeline, view: View) -> tuple[list[tuple[int, int]], Int
 
 
 def curve_points(curve: MemoryCurve, until_s: float, end_s: float) -> tuple[Floats, Floats]:
-    """Times and bytes of a memory curve, from 0 to the end; the peak survives where points are merged."""
+    """Return times and bytes of a memory curve, from 0 to the end; merged points keep the peak."""
     # Changes at one instant are one change: the last value counts.
     last = np.flatnonzero(np.diff(curve.time_s, append=np.inf))
     shown = last[curve.time_s[last] <= until_s]
@@ -250,7 +250,7 @@ def curve_points(curve: MemoryCurve, until_s: float, end_s: float) -> tuple[Floa
 
 
 def _extremes(values: Floats, buckets: int) -> Ints:
-    """Places of the lowest and the highest value of each bucket, in order."""
+    """Return the places of the lowest and the highest value of each bucket, in order."""
     bounds = np.linspace(0, len(values), buckets + 1).astype(int)
     kept = set()
     for first, after in itertools.pairwise(bounds):

@@ -1,5 +1,4 @@
-"""Writes a timeline as Chrome trace JSON: devices and the links are processes, streams threads, memory a
-counter."""
+"""Writes a timeline as Chrome trace JSON: devices and links are processes, streams threads."""
 
 from __future__ import annotations
 
@@ -40,13 +39,13 @@ def save_trace(
     order_only: bool = False,
     layers: Mapping[int, str] | None = None,
 ) -> None:
-    """Writes the file; above half a million tasks the first seconds only, with a warning in the log.
+    """Write the file; above half a million tasks only the first seconds, with a warning in the log.
 
     Args:
         timeline: as planned.
         path: the file's path.
-        measured: in processes of its own, below the planned ones.
-        order_only: the planned times mean nothing, and the trace says so.
+        measured: a timeline drawn in processes of its own, below the planned ones.
+        order_only: whether planned times mean nothing, which the trace then says.
         layers: their names by number, as far as they are known.
     """
     target = Path(path)
@@ -75,8 +74,8 @@ def trace_events(
 ) -> Iterator[dict[str, Any]]:
     """Yield all events of the trace; times in microseconds.
 
-    ``name`` stands in front of those of processes, which are numbered from ``first`` on.  ``layers``: names
-    by number.
+    ``name`` is put before the names of processes, which are numbered from ``first`` on.  ``layers``: names by
+    number.
     """
     events = itertools.chain(
         _names(timeline, view, name == _MEASURED),
@@ -115,7 +114,7 @@ def _thread(pid: int, tid: int, name: str) -> dict[str, Any]:
 def _span(
     name: str, kind: str, place: tuple[int, int], times_s: tuple[float, float], args: dict[str, Any]
 ) -> dict[str, Any]:
-    """Make the event of what runs on a (process, thread) from its start to its end."""
+    """Return the event of a task that runs on a (process, thread) from start to end."""
     ts, dur = times_s[0] * _MICROSECONDS, (times_s[1] - times_s[0]) * _MICROSECONDS
     where = {"pid": place[0], "tid": place[1], "ts": ts, "dur": dur}
     return {"ph": "X", "name": name, "cat": kind, **where, "args": args}

@@ -1,4 +1,4 @@
-"""Holds policies: one file each, one table of them. Nobody else knows a policy by name."""
+"""Holds policies: one file each, and one table. Only this table knows them by name."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ POLICIES = {policy.name: policy for policy in _ALL}
 
 
 def schedules_of(mode: str, streams: bool | None = None) -> tuple[str, ...]:
-    """Return names of the policies that a mode can train by; of those the ones that need streams, or do
-    not."""
+    """Return names of policies that a mode can train by, either those that need streams or the others."""
     policies = [policy for policy in POLICIES.values() if mode in policy.trains]
     return tuple(policy.name for policy in policies if streams in (None, policy.needs.streams))
 

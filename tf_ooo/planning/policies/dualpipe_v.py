@@ -1,5 +1,4 @@
-"""Makes DualPipeV: F of one micro-batch beside the backward pass of another (DeepSeek-V3, arXiv
-2412.19437)."""
+"""Makes DualPipeV: F of one micro-batch beside another's backward (DeepSeek-V3, arXiv 2412.19437)."""
 
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ def make(problem: Problem) -> Schedule:
     """Return two stages on each of p devices, in a V; at most 2p + 1 stages' activations on a device.
 
     The authors run an F and a backward pass at the same time, so that one computes while the other
-    communicates.  A device here runs one task at a time: such a pair is F, then dO, then dW, and what
-    it gains by overlapping must be put into the costs.  The order is the authors'; it needs 2p
-    micro-batches: with fewer, the tasks of those that are not there are left out.
+    communicates.  A device here runs one task at a time: such a pair is F, then dO, then dW, and the gain by
+    overlapping must be put into the costs.  The order is the authors' and needs 2p micro-batches: with fewer,
+    the tasks of missing ones are left out.
     """
     count, devices = max(problem.microbatches, 2 * problem.devices), range(problem.devices)
     orders = (_DeviceOrder(device, problem.devices).order(count) for device in devices)
@@ -26,7 +25,7 @@ def make(problem: Problem) -> Schedule:
 
 
 class _DeviceOrder:
-    """Holds one device's tasks; counts the micro-batches of each kind and keeps the dW that are put off."""
+    """Holds one device's tasks; counts the micro-batches of each kind and keeps the dW that are delayed."""
 
     def __init__(self, device: int, devices: int) -> None:
         self.device, self.devices = device, devices
@@ -35,7 +34,7 @@ class _DeviceOrder:
         self.put_off: list[Task] = []
 
     def order(self, microbatches: int) -> Iterator[Task]:
-        """Order eight phases; the closer a device is to the turn, the fewer F it runs ahead."""
+        """Yield tasks in eight phases; the closer a device is to the turn, the fewer F it runs ahead."""
         after, before = self.devices - 1 - self.device, self.device + 1
         for _ in range(2 * after):
             yield self._next("F", 0)

@@ -13,8 +13,7 @@ from tf_ooo.planning.policies.policy import Policy
 
 
 def make(problem: Problem) -> Schedule:
-    """Return a pipeline where there are several devices or micro-batches, unless another mode is asked
-    for."""
+    """Return a pipeline for several devices or micro-batches, unless another mode is asked for."""
     several = problem.devices > 1 or problem.microbatches > 1
     if problem.mode == MODE or (problem.mode is None and several):
         # The bubble is (p - 1)(F + dO) on p equal stages, for any costs; at most p micro-batches are in
@@ -26,7 +25,7 @@ def make(problem: Problem) -> Schedule:
 
 
 def _order(backward_layers: Sequence[int]) -> list[Task]:
-    """Return all dO first; then dW, lowest layer first, because the next forward needs its weights first."""
+    """Return all dO first; then dW, lowest layer first, as the next forward needs its weights first."""
     output_grads = [Task("dO", layer) for layer in backward_layers]
     return output_grads + [Task("dW", layer) for layer in sorted(backward_layers)]
 

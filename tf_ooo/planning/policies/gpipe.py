@@ -11,9 +11,9 @@ from tf_ooo.planning.policies.policy import Policy
 
 
 def make(problem: Problem) -> Schedule:
-    """Return step (m + p - 1)(F + dO + dW) with m micro-batches on p equal stages; m activations everywhere.
+    """Return GPipe: with m micro-batches on p equal stages a step takes (m + p - 1)(F + dO + dW).
 
-    Nothing can be tuned: above the memory limit there is no GPipe.
+    Each stage stores m activations.  Nothing can be tuned: above the memory limit there is no GPipe.
     """
     stages = StagedLayers.of(problem)
     ahead = np.full(problem.devices, problem.microbatches)

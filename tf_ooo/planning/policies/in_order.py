@@ -1,4 +1,4 @@
-"""Runs dW of a layer as early as possible: the stock order, and the one with the lowest peak of memory."""
+"""Runs each dW as early as possible: the stock order, and the order with the lowest memory peak."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tf_ooo.planning.policies.policy import Policy
 
 
 def make(problem: Problem) -> Schedule:
-    """Return f upwards, then dO and dW layer by layer downwards; several devices are data parallel workers.
+    """Return F upwards, then dO and dW layer by layer downwards; several devices are data parallel workers.
 
     Gradients are communicated in the order in which they are made, and the next step begins when all
     updates are done: stock Horovod, without its fusion, cycle time and negotiation.  Option
@@ -28,7 +28,7 @@ def _order(backward_layers: Sequence[int]) -> list[Task]:
 
 
 def backward_order(backward_layers: Sequence[int], tasks: frozenset[Task]) -> list[Task]:
-    """Return dO and dW layer by layer; a layer's stored input and dO can be freed at once."""
+    """Return dO and dW layer by layer, so that a layer's stored input and dO can be freed at once."""
     return [task for task in _order(backward_layers) if task in tasks]
 
 

@@ -12,12 +12,11 @@ NAME = "interleaved_1f1b"
 
 
 def make(problem: Problem) -> Schedule:
-    """Make it; its bubble is (p - 1)(F + dO + dW) / v for v equal chunks on each of p devices, if p divides
-    m.
+    """Return interleaved 1F1B; its bubble is (p - 1)(F + dO + dW) / v for v equal chunks on p devices.
 
-    F, dO and dW are those of all chunks of a device.  Option ``chunks`` is v, 2 if neither it nor a cut is
-    given.  Any number of micro-batches goes: they pass in groups of p to 2p - 1.  Where the memory limit
-    has no room for it, micro-batches pass in rounds that fit, each emptied before the next begins.
+    That holds if p divides m; F, dO and dW are those of all chunks of a device.  Option ``chunks`` is v, 2 if
+    neither it nor a cut is given.  Any number of micro-batches goes: they pass in groups of p to 2p - 1.  If
+    the memory limit is too low for that, they pass in rounds that fit, each emptied before the next begins.
     """
     chunks = problem.option("chunks", len(problem.cut) // problem.devices or 2, least=1)
     if problem.devices * chunks > len(problem.layers):

@@ -1,5 +1,4 @@
-"""Makes LayerPipe: dO and dW apart, heavy layers over several processors, delayed gradients (arXiv
-2108.06629)."""
+"""Makes LayerPipe: dO and dW apart, heavy layers divided, delayed gradients (arXiv 2108.06629)."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ _SLACK, _SHARES = "slack_percent", "lower_shares"
 
 @dataclass(frozen=True)
 class Placement:
-    """Says which processor runs what of micro-batch 0, in which shares, and for how long each is busy."""
+    """Says which processor runs which tasks of micro-batch 0, in which shares, and how long each is busy."""
 
     processor: Mapping[Task, int]
     shares: Mapping[tuple[str, int], tuple[float, ...]]
@@ -36,16 +35,15 @@ class Placement:
 
 
 def make(problem: Problem) -> Schedule:
-    """Every layer is a stage; all tasks of a processor take about equally long.
+    """Return a schedule in which every layer is a stage and all processors are about equally busy.
 
-    Time goes in rounds.  In each round a processor runs all its tasks once, each for the micro-batch
-    whose inputs came in before: one round later for each step to another processor, so that no processor
-    waits.  A gradient is applied 2 S rounds after its forward pass, S processors lying between the
-    layer and the loss (LayerPipe2, arXiv 2512.08160).  Option ``slack_percent``: how much slower than the
-    best the slowest processor may be to save communication; not given: the fastest on the link.
-    Option ``lower_shares``: ``{layer: (least, most)}`` of its dO that the lower of two processors can have,
-    where that is not any share; (1, 1): the dO cannot be divided.
-    Under a memory limit a micro-batch starts only every second, third, ... round.
+    Time goes in rounds.  In each round a processor runs all its tasks once, each for the micro-batch whose
+    inputs have come: one round later for each step to another processor, so that none waits.  A gradient is
+    applied 2 S rounds after its forward pass, S processors lying between the layer and the loss (LayerPipe2,
+    arXiv 2512.08160).  Option ``slack_percent``: how much slower than the best the slowest processor may be
+    to save communication; without it, the fastest schedule on the link is taken. Option ``lower_shares``:
+    ``{layer: (least, most)}``, the share of its dO that the lower of two processors can have; (1, 1): the dO
+    cannot be divided. Under a memory limit a micro-batch starts only every second, third, ... round.
 
     Raises:
         OptionsError: more processors than tasks.
@@ -84,7 +82,7 @@ def _placements(problem: Problem) -> list[Placement]:
 
 
 def place(layers: Sequence[LayerCosts], cuts: Sequence[Cut]) -> Placement:
-    """Gives each task to the processor of its piece of the line."""
+    """Give each task to the processor of its piece of the line."""
     processor, shares = dict[Task, int](), dict[tuple[str, int], tuple[float, ...]]()
     busy_s = [0.0] * (len(cuts) + 1)
     for layer, costs in enumerate(layers):
@@ -102,7 +100,7 @@ def place(layers: Sequence[LayerCosts], cuts: Sequence[Cut]) -> Placement:
 
 
 def _pieces(takes: Mapping[str, float], inside: Sequence[Cut]) -> dict[str, list[tuple[int, float]]]:
-    """Return each task's parts: how many of the layer's cuts lie before it, and its share."""
+    """Return the parts of each task: how many of the layer's cuts lie before a part, and its share."""
     order = inside[0].order if inside else ("F", "dO", "dW")
     pieces: dict[str, list[tuple[int, float]]] = {}
     for number, kind in enumerate(order):
@@ -125,7 +123,7 @@ def _within_limit(problem: Problem, placement: Placement) -> Schedule:
 
 
 def _pauses(slowest: int) -> Iterator[int]:
-    """Yield pauses, up to one micro-batch after the other; on a slow link that is millions of rounds."""
+    """Yield pauses, up to one micro-batch at a time; on a slow link that is millions of rounds."""
     pause = 1
     while pause < slowest:
         yield pause
@@ -149,13 +147,13 @@ def _depths(problem: Problem, placement: Placement) -> dict[Task, int]:
 
 
 def _turn(task: Task) -> tuple[bool, int, int, int]:
-    """Sort one micro-batch's tasks so that each comes after what it needs."""
+    """Return a key that sorts one micro-batch's tasks so that each comes after what it needs."""
     down = task.kind != "F"
     return down, -task.stage if down else task.stage, KIND_NUMBER[task.kind], task.part
 
 
 def _schedule(problem: Problem, placement: Placement, depths: Mapping[Task, int], pause: int) -> Schedule:
-    """Micro-batch m runs a task in round ``m * pause + depth``."""
+    """Return the schedule in which micro-batch m runs a task in round ``m * pause + depth``."""
     count = problem.microbatches
     rounds: dict[int, list[tuple[int, int, Task]]] = {}
     for turn, task in enumerate(sorted(placement.processor, key=_turn)):

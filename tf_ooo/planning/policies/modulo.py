@@ -18,11 +18,11 @@ _TASKS_TO_SEARCH = 200_000
 
 
 def make(problem: Problem) -> Schedule:
-    """Layer group g runs on device g mod p; dO before F before dW; at most p micro-batches in flight.
+    """Run layer group g on device g mod p; dO before F before dW; at most p micro-batches in flight.
 
-    Option ``group`` is the number of layers of a group (the last may have fewer).  If it is not given,
-    sizes are tried by simulation: small ones have small bubbles and many messages.  A cut that is given
-    has the groups instead.  A memory limit lowers the number of micro-batches in flight, down to one.
+    Option ``group`` is the number of layers of a group (the last may have fewer).  If it is not given, sizes
+    are tried by simulation: small ones have small bubbles and many messages.  If a cut is given, its stages
+    are the groups.  A memory limit lowers the number of micro-batches in flight, down to one.
     """
     if problem.cut:
         return fastest_of_cuts([StagedLayers(problem, problem.cut)], _schedules)
@@ -45,8 +45,7 @@ def make(problem: Problem) -> Schedule:
 
 
 def _sizes(problem: Problem, most: int) -> Iterator[int]:
-    """Yield group sizes to try: all that differ; where that takes long powers of two, without too small
-    ones."""
+    """Yield group sizes to try: all that differ, or powers of two, not too small, if all take too long."""
     tasks = 3 * len(problem.layers) * problem.microbatches
     if tasks * most <= _TASKS_TO_SEARCH:
         yield from range(1, most + 1)

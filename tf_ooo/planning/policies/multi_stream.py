@@ -15,7 +15,7 @@ NAME = "multi_stream"
 
 
 def make(problem: Problem) -> Schedule:
-    """Return the fastest of the greedy filling, all dW at once on the sub stream, and the stock order.
+    """Return the fastest of three: greedy filling, all dW at once on the sub stream, the stock order.
 
     Options: ``gains``, ``{(region, layer): seconds}`` with regions as text, ``"dO:5"`` or ``"F:3"`` for
     the next step's forward; ``placement``, a map ``{layer: "BWD j" | "FWD j" | "NO"}`` to use as it is;

@@ -11,16 +11,15 @@ from tf_ooo.planning.policies.policy import Policy
 
 
 def make(problem: Problem) -> Schedule:
-    """Make it; its bubble is (p - 1)(F + dO + dW) on p equal stages for any costs; p - i activations on
-    device i.
+    """Return 1F1B; on p equal stages its bubble is (p - 1)(F + dO + dW) for any costs.
 
-    A memory limit lowers the number of micro-batches in flight, down to one.
+    Device i stores p - i activations.  A memory limit lowers the micro-batches in flight, down to one.
     """
     return paced("1f1b", StagedLayers.of(problem), pace(problem), fused=True)
 
 
 def pace(problem: Problem) -> Pace:
-    """Device i runs p - i forwards ahead, and no dW stays behind."""
+    """Return the pace: device i runs p - i forwards ahead, and no dW is delayed."""
     ahead = problem.devices - np.arange(problem.devices)
     return Pace(ahead, 0 * ahead)
 

@@ -9,7 +9,7 @@ from tf_ooo.planning.policies.policy import Policy
 
 
 def make(problem: Problem) -> Schedule:
-    """Return contiguous stages, the slowest as fast as possible, and of those cuts the ones that send least.
+    """Return contiguous stages, the slowest as fast as possible, and among such cuts one that sends least.
 
     Each micro-batch is a step with its own update; a backward pass is one task, so a stage sends its
     gradient after its dW.  Stage s of p has at most p - s micro-batches in flight (NOAM = p) and keeps as

@@ -13,8 +13,8 @@ from tf_ooo.planning.model.task import Task
 # For what is scheduled task by task in Python, in 50 to 300 us each.
 MANY_TASKS = 10_000
 
-# For the graph of one device: given the layers in the order in which backward reaches them and the
-# tasks there are, the order of the backward tasks.
+# Orders the backward tasks of one device's graph, given the layers in the order in which backward reaches
+# them, and the tasks that exist.
 BackwardOrder = Callable[[Sequence[int], frozenset[Task]], list[Task]]
 
 
@@ -23,13 +23,12 @@ class Chunks:
     """Says how many stages a policy puts on each device of a pipeline.
 
     Attributes:
-        tried: the numbers to compare where none is asked for.
+        tried: the numbers to compare if none is asked for.
         option: the policy's option for that number; empty where it is always the same.
-        group_option: the policy's option for the layers of one stage, from which the number follows; empty
-            where it has none.
-        largest: whether only the largest number is compared for which there are enough layers.
+        group_option: the policy's option for the number of layers in a stage; empty where it has none.
+        largest: whether only the largest possible number is compared.
         back: the second stage of each device is on the way back; else stages are dealt out in turn.
-        own: the policy cuts layers into stages itself, and says on which device each is.
+        own: whether the policy itself cuts layers into stages and places them.
     """
 
     tried: tuple[int, ...] = (1,)
@@ -40,18 +39,18 @@ class Chunks:
     own: bool = False
 
     def devices_of(self, stages: int, devices: int) -> tuple[int, ...]:
-        """Return the device of each stage, where all are alike."""
+        """Return the device of each stage, where all devices have equally many."""
         if self.back:
             return v_places(devices)
         return tuple(stage % devices for stage in range(stages))
 
     def tried_with(self, most: int) -> tuple[int, ...]:
-        """Return the numbers to compare, where there are layers for ``most`` stages on each device."""
+        """Return the numbers to compare, where layers suffice for ``most`` stages on each device."""
         possible = [count for count in self.tried if count <= most]
         return (possible[-1],) if self.largest and possible else self.tried
 
     def options(self, count: int) -> dict[str, int]:
-        """Return options that make each layer of a problem one stage, ``count`` of them on each device."""
+        """Return options that make each layer of a problem a stage, with ``count`` of them on each device."""
         if self.group_option:
             return {self.group_option: 1}
         return {self.option: count} if self.option else {}
@@ -59,13 +58,13 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Needs:
-    """Says what the order of a policy depends on, besides how many layers there are.
+    """Says what a policy's order depends on, besides the number of layers.
 
     Attributes:
-        costs: what layers take, relative to each other; not only to cut them into stages.
-        link: how fast the devices are connected.
-        unless: options that decide instead: with one of them costs are not needed.
-        streams: a device that runs dW on a stream of their own.
+        costs: whether the order depends on layers' relative costs, not only the cut into stages.
+        link: whether it depends on the link between devices.
+        unless: options with any of which costs are not needed.
+        streams: whether a device must run dW on a stream of their own.
         chunks: how many stages go on each device.
     """
 
@@ -86,21 +85,20 @@ V_SHAPED = replace(BY_COSTS, chunks=Chunks((2,), back=True))
 
 @dataclass(frozen=True)
 class Policy:
-    """Is one way to schedule.
+    """Represents one way to schedule.
 
     Attributes:
         name: what users ask for.
-        modes: whose schedules it makes.
+        modes: for which it makes schedules.
         make: returns a schedule without predictions.  It keeps the memory limit if it can, and returns its
-            leanest schedule if it cannot; whoever calls it checks by simulation.
+            leanest schedule if it cannot; the caller checks by simulation.
         options: the names that ``Problem.options`` may hold.
-        of_programs: those of them that take functions and maps, which no command line can give.
+        of_programs: the options that take functions or maps, which no command line can give.
         needs: what its order depends on.
-        backward_order: the backward pass of one device's graph alone, for which no costs are known; None: the
-            policy cannot order that.
-        auto_tasks: above so many F, dO and dW of one stage on each device, planning takes more than some
-            seconds, and ``auto`` does without; None: never.
-        costs_only: the ``modes`` that it plans from layers' costs and that cannot train by it.
+        backward_order: orders the backward pass of one device's graph without costs; None: it cannot.
+        auto_tasks: above so many F, dO and dW of one stage on each device planning takes long, and ``auto``
+            leaves the policy out; None: never.
+        costs_only: the ``modes`` for which it plans, but which cannot train by it.
     """
 
     name: str

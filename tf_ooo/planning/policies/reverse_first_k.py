@@ -1,6 +1,5 @@
-"""Reverse first-k for data parallel training (EuroSys 2022, doi 10.1145/3492321.3519563): first layers' dW
-last, lowest first, as the next forward needs them; gradients are communicated as they are made.
-"""
+"""Runs reverse first-k for data parallel training (EuroSys 2022, doi 10.1145/3492321.3519563): dW of the
+first layers come last, lowest first, as the next forward needs them."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ _COMPARED = 5
 
 
 def make(problem: Problem) -> Schedule:
-    """Return the schedule for option ``k``; without it, the fastest k by simulation that fits into memory.
+    """Return the schedule for option ``k``; without it, for the k that simulates fastest within memory.
 
     All k are tried with up to 256 layers: the throughput need not rise and then fall with k.
     """
@@ -37,7 +36,7 @@ def make(problem: Problem) -> Schedule:
 
 
 def schedule(problem: Problem, k: int) -> Schedule:
-    """Reverse first-k with a given k, 0 to the number of layers."""
+    """Return reverse first-k with a given k, from 0 to the number of layers."""
     backward = tasks_of(order(len(problem.layers), k))
     sent = [Task("comm", task.stage) for task in backward if task.kind == "dW"]
     return one_worker(NAME, problem, backward, sent)

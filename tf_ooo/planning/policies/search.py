@@ -39,8 +39,8 @@ def make(problem: Problem) -> Schedule:
 
     Options: ``evaluations``, how many schedules are tried (the same number always gives the same
     schedule); ``budget_s``, seconds after which it ends earlier; ``seed``; ``progress(done, of,
-    best_s)``, a function that is called now and then; ``communication``, ``"priority"`` or
-    ``"ordered"`` if the runtime can do only one; ``slice_bytes``, the size of slices (0: never slice).
+    best_s)``, a function that reports progress; ``communication``, ``"priority"`` or ``"ordered"`` if the
+    runtime can do only one; ``slice_bytes``, the size of slices (0: never slice).
     """
     # So many evaluations take a few seconds: one takes longer with more layers.
     several = max(_LEAST_EVALUATIONS, min(_EVALUATIONS, _LAYER_EVALUATIONS // len(problem.layers)))
@@ -64,7 +64,7 @@ def _seconds(problem: Problem) -> float | None:
 
 
 def _one_device(problem: Problem, effort: Effort, draw: random.Random) -> Schedule:
-    """Moves a few dW at a time to other regions and keeps what is faster and fits into memory."""
+    """Move a few dW at a time to other regions; keep orders that are faster and fit into memory."""
     joint.check(problem, NAME)
     first = joint.best_placement(problem)
     if len(problem.layers) == 1:
@@ -128,7 +128,7 @@ def _in_the_wanted_way(solution: Solution, way: str | None) -> Solution:
 
 
 def _slicings(problem: Problem) -> Iterator[Shares]:
-    """Yield slicings to try: none, then smaller and smaller slices; or the size that was asked for."""
+    """Yield slicings to try: none, then smaller and smaller slices; or only the size asked for."""
     largest = max(layer.weight_bytes for layer in problem.layers)
     if "slice_bytes" in problem.options:
         size = problem.option("slice_bytes", 0)
@@ -140,7 +140,7 @@ def _slicings(problem: Problem) -> Iterator[Shares]:
 
 
 def slices(problem: Problem, slice_bytes: float) -> Shares:
-    """Return equal shares of each gradient that is larger than a slice, at most 64 of one gradient."""
+    """Return equal shares of each gradient larger than a slice, at most 64 for one gradient."""
     counts = (math.ceil(layer.weight_bytes / slice_bytes - 1e-9) for layer in problem.layers)
     several = {layer: min(count, _MOST_SLICES) for layer, count in enumerate(counts) if count > 1}
     return {layer: (1 / count,) * count for layer, count in several.items()}

@@ -1,5 +1,4 @@
-"""Makes V-Half: half of 1F1B's activations (Pipeline Parallelism with Controllable Memory, arXiv
-2405.15362)."""
+"""Makes V-Half: half of 1F1B's activations (Controllable Memory, arXiv 2405.15362)."""
 
 from __future__ import annotations
 

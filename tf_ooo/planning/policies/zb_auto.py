@@ -22,13 +22,13 @@ _PATIENCE = (0.0, 0.5, 1.0)
 
 
 def make(problem: Problem) -> Schedule:
-    """Return the quickest of the handcrafted paces and of list schedules, each within the memory limit.
+    """Return the quickest of handcrafted paces and list schedules, each within the memory limit.
 
-    What counts is the time until all devices are done, then the time of the slowest device.  Never slower
-    than zb_h1 or zb_h2 within the same limit.  Without one, at most 2p - 1 micro-batches are in flight on
-    a device, as in ZB-H2, but for pipelines of up to 100 tasks, whose orders are searched further.
-    Above 100,000 tasks only the handcrafted paces are compared; above a million it is ZB-H2's without a
-    memory limit and ZB-H1's with one.
+    The time until all devices are done counts first, then the time of the slowest device.  The schedule is
+    never slower than zb_h1 or zb_h2 within the same limit.  Without a limit, at most 2p - 1 micro-batches are
+    in flight on a device, as in ZB-H2; only orders of up to 100 tasks are searched further. Above 100,000
+    tasks only the handcrafted paces are compared; above a million ZB-H2's is taken without a memory limit,
+    and ZB-H1's with one.
     """
     stages = StagedLayers.of(problem)
     paces = (zb_h2.pace(problem), zb_h1.pace(problem), one_f_one_b.pace(problem))

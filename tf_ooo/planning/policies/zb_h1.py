@@ -15,20 +15,19 @@ NAME = "zb_h1"
 
 
 def make(problem: Problem) -> Schedule:
-    """Make it; its bubble is (p - 1)(F + dO - dW) on p equal stages where dW <= F and dW <= dO; p
-    activations.
+    """Return ZB-H1; its bubble is (p - 1)(F + dO - dW) on p equal stages if dW <= F and dW <= dO.
 
-    In general it is (p - 1)(F + dO - min(F, dO, dW)) for m >= p micro-batches.  For m <= p and such dW
-    the step takes (m + p - 1)(F + dO) + dW.  Device i keeps i dW back, which fill its idle time at the
-    end.  Where stages are unequal that can cost more than it gives; then no dW stays behind, which is
-    never slower than 1F1B: the same order, but dO is sent before dW.
+    In general it is (p - 1)(F + dO - min(F, dO, dW)) for m >= p micro-batches.  For m <= p and such dW the
+    step takes (m + p - 1)(F + dO) + dW.  A device stores p activations.  Device i delays i dW, which fill its
+    idle time at the end.  If that costs more than it gives, with unequal stages, no dW is delayed. That is
+    never slower than 1F1B: the order is the same, but dO is sent before dW.
     """
     stages = StagedLayers.of(problem)
     return quickest(stages, [paced(NAME, stages, p) for p in (pace(problem), one_f_one_b.pace(problem))])
 
 
 def pace(problem: Problem) -> Pace:
-    """Keep 1F1B's forwards; device i keeps i dW back."""
+    """Return the pace: 1F1B's forwards; device i delays i dW."""
     device = np.arange(problem.devices)
     return Pace(problem.devices - device, device)
 

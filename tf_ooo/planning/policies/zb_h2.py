@@ -15,13 +15,12 @@ NAME = "zb_h2"
 
 
 def make(problem: Problem) -> Schedule:
-    """Make it; its bubble is (p - 1)(F + dO - 2 dW) on p equal stages where dW <= F, 2 dW <= F + dO, m >= 2p
-    - 1.
+    """Return ZB-H2; on p equal stages its bubble is (p - 1)(F + dO - 2 dW).
 
-    The bubble is that of steps which follow each other: device i begins and ends later than device 0,
-    and nothing but its own updates holds its next step back.  Peak 2p - 1 activations.  For m <= p the
-    step takes (m + p - 1)(F + dO) + dW, as in ZB-H1.  Where stages are unequal, ZB-H1's pace or none at
-    all may be better; the quickest is taken.
+    That holds if dW <= F, 2 dW <= F + dO and m >= 2p - 1, for repeated steps: device i begins and ends later
+    than device 0, and only its own updates hold its next step back.  The peak is 2p - 1 activations. For m <=
+    p the step takes (m + p - 1)(F + dO) + dW, as in ZB-H1.  With unequal stages ZB-H1's pace, or no delay at
+    all, may be better; the quickest is taken.
     """
     stages = StagedLayers.of(problem)
     paces = (pace(problem), zb_h1.pace(problem), one_f_one_b.pace(problem))
@@ -29,7 +28,7 @@ def make(problem: Problem) -> Schedule:
 
 
 def pace(problem: Problem) -> Pace:
-    """Run twice 1F1B's forwards, less one; device i keeps 2i dW back. ZB-H1's pace where m <= p."""
+    """Return the pace: twice 1F1B's forwards, less one; device i delays 2i dW. ZB-H1's if m <= p."""
     if problem.microbatches <= problem.devices:
         return zb_h1.pace(problem)
     device = np.arange(problem.devices)

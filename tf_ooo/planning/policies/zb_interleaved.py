@@ -26,14 +26,13 @@ _MANY_TASKS = 30_000
 
 
 def make(problem: Problem) -> Schedule:
-    """Put so many ``chunks`` on each of p devices: the option, else 2 to 4, the most that there are layers
-    for.
+    """Put ``chunks`` stages on each of p devices: as the option says, else as many of 2 to 4 as layers allow.
 
-    A device has any one of the first p stages, of the next p and so on: those with which F, dO and dW of all
-    devices take about as long, so that layers of unequal costs need no equal stages.  Placement and order
-    are searched together, placement for 4p micro-batches at most.  At most 2p micro-batches are in flight on
-    a stage, as with ZB-H2.  With a memory limit that the searched order is above, a list schedule has as many
-    as there is room for.  The fixed order of PyTorch's InterleavedZeroBubble is compared with, too.
+    A device has one of the first p stages, one of the next p and so on, chosen so that F, dO and dW of all
+    devices take about as long: layers of unequal costs need no equal stages.  Placement and order are
+    searched together, placement for 4p micro-batches at most.  At most 2p micro-batches are in flight on a
+    stage, as with ZB-H2.  If the searched order is above the memory limit, a list schedule has as many as
+    there is room for.  The fixed order of PyTorch's InterleavedZeroBubble is compared, too.
     """
     chunks = problem.option("chunks", _most_chunks(problem), least=1)
     stages = StagedLayers.of(problem, chunks)
@@ -56,9 +55,9 @@ def _searched(stages: StagedLayers) -> Schedule:
 def _placed(
     layers: tuple[LayerCosts, ...], devices: int, microbatches: int, link: Link, bounds: Bounds, effort: float
 ) -> tuple[list[int], list[Ints]]:
-    """Return the device of each stage and each device's order; placed for as few micro-batches as show it.
+    """Return the device of each stage and each device's order, both found for few micro-batches.
 
-    It is remembered, because a memory limit changes neither: with one, and without, it is asked for again.
+    The result is cached: plans with and without a memory limit ask for the same.
     """
     problem, in_flight = Problem(layers, devices, microbatches, link), 2 * devices
     stages = StagedLayers(problem, bounds)
@@ -74,9 +73,9 @@ def _placed(
 
 
 def _effort(problem: Problem) -> float:
-    """Return a smaller effort with a limit, for which several cuts are tried; 0 where layers run again.
+    """Return the effort: smaller with a limit, where several cuts are tried; 0 where layers run again.
 
-    Small problems are searched alike: what needs least needs no more than what is fastest.
+    Small problems get the same effort, so that the leanest plan needs no more memory than the fastest.
     """
     limit = problem.memory_limit_bytes
     if problem.recomputed:  # one of many sets of layers that are tried

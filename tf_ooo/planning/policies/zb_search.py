@@ -1,4 +1,4 @@
-"""Cuts, devices of stages and the order of all tasks are searched together (ours)."""
+"""Searches cuts, the devices of stages and the order of all tasks together (ours)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies.policy import MANY_TASKS, Chunks, Needs, Policy
 
 NAME = "zb_search"
-# Two changes for each task are tried, at least a few; above so many tasks that are placed for that in all,
-# which takes seconds, fewer.
+# Two changes for each task are tried, at least a few; fewer if all changes together would place so many tasks
+# that it takes seconds.
 _FEW_CHANGES, _MOST_TASKS = 200, 1_000_000
 _CHUNKS = 3
 # So many cuts and placements are compared where nothing is searched.
@@ -35,9 +35,9 @@ _LIKELY, _SHUFFLED = 2, 10
 def make(problem: Problem) -> Schedule:
     """Return the fastest of the cuts, devices and orders that were tried, within the memory limit.
 
-    A device has any stages, up to four for each device on average, so that layers of unequal costs need no
-    equal stages.  At most 2p micro-batches are in flight on a stage, less where memory has no room for them.
-    Cuts and devices are searched for 4p micro-batches at most.
+    A device has any stages, on average up to four, so that layers of unequal costs need no equal stages. At
+    most 2p micro-batches are in flight on a stage, fewer where memory has no room for them. Cuts and devices
+    are searched for 4p micro-batches at most.
 
     OptionsError: there are fewer layers than devices.
     """
@@ -58,7 +58,7 @@ def make(problem: Problem) -> Schedule:
 
 
 def _searched(problem: Problem, few: Problem, tasks: int) -> Schedule:
-    """Search for ``few`` micro-batches; ``tasks``: about how many they are."""
+    """Search for ``few`` micro-batches; ``tasks``: about how many tasks these have."""
     effort, devices, whole = _effort(problem), problem.devices, few.microbatches == problem.microbatches
     small = effort == 1 and whole and tasks <= _FEW_TASKS
     changes = int(effort * min(max(_FEW_CHANGES, 2 * tasks), _MOST_TASKS // (2 * tasks)))
@@ -82,7 +82,7 @@ def _starts(search: StageSearch, changes: int) -> list[Assigned]:
 
 
 def _waiting(few: Problem, changes: int) -> list[Assigned]:
-    """Search orders in which forwards wait for room; none where there is no room for one micro-batch."""
+    """Search orders in which forwards wait for room; none where one micro-batch does not fit."""
     in_flight = (2 * few.devices, few.devices) if changes else (2 * few.devices,)
     rows = [start for most in in_flight for start in _starts(StageSearch(few, most, waits=True), changes)]
     best_of: dict[Owner, Assigned] = {}
@@ -93,9 +93,9 @@ def _waiting(few: Problem, changes: int) -> list[Assigned]:
 
 
 def _moved(best: Assigned, tasks: int) -> Schedule:
-    """Return the best that comes of moving tasks in found, listed and random orders of a small problem.
+    """Return the best result of moving tasks in found, listed and random orders of a small problem.
 
-    Where moving tasks ends too early from what looks best, a random order leads elsewhere.
+    Moving tasks from the best order may end too early; a random order leads elsewhere.
     """
     search = best.search
     nearly = sorted(search.found.values(), key=lambda found: found.within_s)[: _MOVED_TASKS // tasks]
@@ -112,7 +112,7 @@ def _moved(best: Assigned, tasks: int) -> Schedule:
 
 
 def _for_all(problem: Problem, best: Assigned) -> Assigned:
-    """Return the order of all micro-batches, with stages on the devices that were found for few."""
+    """Return the order of all micro-batches, with stages on the devices found for few."""
     search = best.search
     if search.problem.microbatches == problem.microbatches:
         return best
@@ -120,7 +120,7 @@ def _for_all(problem: Problem, best: Assigned) -> Assigned:
 
 
 def _effort(problem: Problem) -> float:
-    """Return a share of the changes: fewer with a limit, none where layers run again."""
+    """Return a factor for the number of changes: smaller with a limit, 0 where layers run again."""
     if problem.recomputed:  # one of many sets of layers that are tried
         return 0.0
     return 1.0 if problem.memory_limit_bytes is None else _WITH_LIMIT

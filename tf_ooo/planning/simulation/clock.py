@@ -1,8 +1,8 @@
-"""Is the one clock: it runs tasks on lanes and says when each of them starts.
+"""Defines the one clock: it runs tasks on lanes and says when each of them starts.
 
-A lane with a fixed order needs no clock: it looks up when the tasks end that its next task waits for, and
-runs on until one of them is not known.  A lane that chooses waits until the clock is there, because only then
-does it know what is ready: it is told what has ended.
+A lane with a fixed order needs no clock: it looks up the ends of tasks that its next task waits for, and runs
+on until one is not known.  A lane that chooses waits for the clock to advance, because only then does it know
+which tasks are ready.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MANY = 1_000_000
 
 
 class LaneKind(enum.IntEnum):
-    """Says how a lane takes its next task: as listed, the first listed that is ready, or what was first."""
+    """Says how a lane takes its next task: as listed, the first listed that is ready, or the first ready."""
 
     ORDERED = 0
     PRIORITY = 1
@@ -31,7 +31,7 @@ class LaneKind(enum.IntEnum):
 
 
 def _column(values: Ints | Floats) -> Sequence[Any]:
-    """Return numbers that are read one by one: from a list faster, but there each takes 32 bytes."""
+    """Return numbers to read one by one: a list is faster, but takes 32 bytes for each."""
     return values.tolist() if len(values) < _MANY else values.data
 
 
@@ -48,7 +48,7 @@ class Tasks:
 
     @cached_property
     def after(self) -> list[Sequence[tuple[int, float]]]:
-        """Return the tasks that wait for each, with their lags."""
+        """Return for each task the tasks that wait for it, with their lags."""
         source, target, lag_s = self._edges
         order = np.argsort(source, kind="stable")
         pairs = list(zip(target[order].tolist(), lag_s[order].tolist(), strict=True))
@@ -62,10 +62,9 @@ class Tasks:
 
     @cached_property
     def before(self) -> tuple[Sequence[int], list[float], list[int]]:
-        """Return the edges into each task: their sources, their lags, and the next edge into the same task,
-        or -1.
+        """Return the edges into each task: sources, lags, and the next edge into the same task or -1.
 
-        The first edge into task i has number i; a task that waits for nothing has one from -1.
+        The first edge into task i has number i; for a task that waits for nothing its source is -1.
         """
         source, target, lag_s = self._edges
         count, numbers = len(self.seconds), np.arange(len(target))
@@ -86,16 +85,16 @@ class Choose(Protocol):
     """Decides for all lanes of a run what each begins next."""
 
     def known(self, task: int, ready_s: float) -> None:
-        """Everything that a task waits for has begun: the task can start from ``ready_s`` on."""
+        """Take note that a task can start from ``ready_s`` on, as all that it waits for has begun."""
 
     def take(self, lane: int, now: float) -> int:
-        """Return the task that a free lane begins now, -1 for none; it is asked again when one is ready."""
+        """Return the task that a free lane begins now, or -1; the lane asks again when a task is ready."""
 
 
 class Sharing:
-    """Tasks that run side by side on one device share it: all slow down alike while it is full.
+    """Slows down tasks that run side by side on one device, all alike, while the device is full.
 
-    Each task has its device, -1 for one that takes no part, and the share of the device that it needs.
+    Each task has a device, -1 if it takes no part, and needs a share of that device.
     """
 
     def __init__(self, device: Sequence[int], occupancy: Sequence[float]) -> None:
@@ -106,7 +105,7 @@ class Sharing:
         self.end_s: dict[int, float] = {}
 
     def begin(self, task: int, seconds: float, now: float) -> bool:
-        """Take a task over; False where it takes no part."""
+        """Start a task on its device; return False if it takes no part."""
         device = self.device[task]
         if device < 0 or not seconds:
             return False
@@ -116,7 +115,7 @@ class Sharing:
         return True
 
     def ended(self, now: float) -> list[int]:
-        """Let go of the tasks that are done by now, and return them."""
+        """Remove the tasks that are done by now, and return them."""
         tasks = [task for task, end_s in self.end_s.items() if end_s <= now]
         for task in tasks:
             device = self.device[task]
@@ -140,7 +139,7 @@ class Sharing:
 
 @dataclass(frozen=True)
 class Times:
-    """Start and end of each task in seconds, NaN where it can never start, and the order of those begun.
+    """Holds start and end of each task in seconds, NaN if it can never start, and the order of those begun.
 
     ``begun`` leaves out the tasks of lanes with a fixed order.
     """
@@ -167,8 +166,8 @@ def run(
         tasks: numbered from 0; each is on one lane.
         lanes: the tasks of each lane; their order counts as ``kinds`` says.
         kinds: a :class:`LaneKind` for each lane; (): all have a fixed order.
-        choose: what decides instead where no lane has a fixed order.
-        sharing: what slows tasks down; then no lane has a fixed order.
+        choose: decides instead of ``kinds``; then no lane has a fixed order.
+        sharing: slows tasks down; then no lane has a fixed order.
     """
     clock = _Clock(tasks, lanes, kinds, choose, sharing)
     clock.run()
@@ -222,7 +221,7 @@ class _Clock:
                     self.choose.known(task, 0.0)
 
     def run(self) -> None:
-        """Run everything; it is one function with local names because each line runs millions of times."""
+        """Run everything, in one function with local names because each line runs millions of times."""
         lane_of, waits, ready_s, rank, ready = self.lane_of, self.waits, self.ready_s, self.rank, self.ready
         after, seconds = self.tasks.after if self.chooses else [], self.tasks.seconds
         start_s, end_s, begun, ended = self.start_s, self.end_s, self.begun, self.ended
@@ -294,7 +293,7 @@ class _Clock:
                 task = heappop(events)[1]
 
     def _run_ahead(self) -> None:
-        """Let lanes with a fixed order run as far as it is known when what they wait for ends."""
+        """Run lanes with a fixed order as far as the ends of what they wait for are known."""
         woken, waiting = self.woken, self.waiting
         while woken:
             lane = woken.pop()
@@ -302,7 +301,7 @@ class _Clock:
                 waiting.setdefault(source, []).append(lane)
 
     def _in_order(self, lane: Sequence[int]) -> Iterator[int]:
-        """Run a lane with a fixed order; yield a task that it waits for and whose end is not known."""
+        """Run a lane with a fixed order; yield each task that it waits for whose end is not known."""
         start_s, end_s, seconds = self.start_s, self.end_s, self.tasks.seconds
         sources, lags, following = self.tasks.before
         ended, woken, waiting, chooses, now = self.ended, self.woken, self.waiting, self.chooses, 0.0
@@ -326,7 +325,7 @@ class _Clock:
                 ended.append(task)
 
     def _ask(self, choose: Choose, now: float) -> None:
-        """Ask what the first free lane begins; the others know then what will be ready."""
+        """Ask what the first free lane begins; other lanes then know what will be ready."""
         self.touched.sort(reverse=True)
         while self.touched and not self.ended:
             lane = self.touched.pop()
@@ -369,7 +368,7 @@ class LaneWork:
         return np.repeat(np.arange(len(self.lane_starts) - 1, dtype=np.int32), np.diff(self.lane_starts))
 
     def times(self) -> tuple[Floats, Floats]:
-        """Return start and end of each task in seconds; NaN where it can never start (a deadlock)."""
+        """Return start and end of each task in seconds; NaN for a task that can never start (a deadlock)."""
         bounds, kinds, lane = self.lane_starts.tolist(), self.lane_kinds, self.lane_of
         source, target, lag_s, sharing = self.source, self.target, self.lag_s, None
         if self.shared is not None:
@@ -390,7 +389,7 @@ class LaneWork:
         return np.array(times.start_s, float), np.array(times.end_s, float)
 
     def fullest_s(self) -> float:
-        """Return how long what shares a device takes at least: all of it is busy all the time."""
+        """Return the least seconds of the tasks that share a device: as if all of it were always busy."""
         if self.shared is None:
             return 0.0
         occupancy, lane_device = self.shared

@@ -1,4 +1,4 @@
-"""Builds measured timelines from when tasks ran, and compares them with what was planned in plain words."""
+"""Builds measured timelines from the times of tasks, and compares them with the plan in plain words."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Spans = Mapping[Task, tuple[float, float]]
 
 
 class TaskTime(NamedTuple):
-    """Says when a task ran, in seconds since a moment that all tasks share, and the sum of its ops' seconds.
+    """Says when a task ran, in seconds since a common moment, and the sum of its ops' seconds.
 
-    Where several of its ops ran at once, or it waited between two, these are not the seconds in between.
+    If several of its ops ran at once, or it waited between two, the sum is not end minus start.
     """
 
     begin_s: float
@@ -33,15 +33,14 @@ class TaskTime(NamedTuple):
 
 
 def one_after_another(schedule: Schedule, seconds: Mapping[Task, float]) -> Timeline:
-    """Return a schedule whose tasks follow each other on each lane without waiting; unknown ones take no
-    time."""
+    """Return a timeline in which each lane's tasks follow without waiting; unknown ones take no time."""
     return _without_waiting(schedule, [(0.0, tasks) for tasks in schedule.lanes.values()], seconds)
 
 
 def _without_waiting(
     schedule: Schedule, parts: Iterable[tuple[float, Iterable[Task]]], seconds: Mapping[Task, float]
 ) -> Timeline:
-    """Lay tasks out, lane after lane; a lane has parts, each with the time at which it begins."""
+    """Lay tasks out, lane after lane; a lane has parts, each of which begins at a given time."""
     starts: list[float] = []
     ends: list[float] = []
     for begin_s, tasks in parts:
@@ -52,10 +51,10 @@ def _without_waiting(
 
 
 def one_by_one(schedule: Schedule, seconds: Mapping[Task, float]) -> Timeline:
-    """Return a whole step of one device: all ops one after the other, dO and dW in the order of the schedule.
+    """Return a step of one device: all ops one by one, dO and dW in the order of the schedule.
 
-    F in front, layer after layer, and updates behind; what is not in ``seconds`` takes no time.  Streams of
-    their own run beside the main one, from the end of F on.
+    F come first, layer after layer, and updates last; tasks missing in ``seconds`` take no time.  Side
+    streams run beside the main one, from the end of F on.
     """
     there = set(schedule.tasks)
     forward, updates = (
@@ -76,9 +75,9 @@ def one_by_one(schedule: Schedule, seconds: Mapping[Task, float]) -> Timeline:
 
 
 def repeated(schedule: Schedule, times: int) -> Schedule:
-    """Repeat a schedule for a step that takes several turns: micro-batches of each come behind the last's.
+    """Repeat a schedule for a step of several turns, with each turn's micro-batches behind the last's.
 
-    Of the updates there are those of the last turn, which no task comes after.
+    Only the last turn has updates, which no task follows.
     """
     if times == 1:
         return schedule
@@ -96,8 +95,7 @@ def repeated(schedule: Schedule, times: int) -> Schedule:
 
 
 def between_neighbours(times: TaskTimes, unseen: Iterable[Task]) -> dict[Task, TaskTime]:
-    """Return communication that nobody has seen: from the end of its dW to the begin of its update, with
-    waiting."""
+    """Return times of unseen communication: from the end of its dW to the begin of its update."""
     spans = {}
     for task in unseen:
         before, after = (times.get(Task(kind, task.stage)) for kind in ("dW", "U"))
@@ -108,11 +106,11 @@ def between_neighbours(times: TaskTimes, unseen: Iterable[Task]) -> dict[Task, T
 
 
 def measured_timeline(schedule: Schedule, times: TaskTimes, busy_s: Sequence[float] = ()) -> Timeline:
-    """Return what ran, on the devices of the schedule, from the first task's begin on.
+    """Return the measured timeline on the schedule's devices, from the first task's begin on.
 
     Tasks that ran side by side on a device have a stream each; communication and updates, which run beside
-    others whenever they can, have streams of their own.  Tasks that the schedule does not name (the forward
-    pass of an order of the backward pass) are on its first device.  What was not seen is left out.
+    others whenever they can, have streams of their own.  Tasks that the schedule does not name (F, where it
+    orders the backward pass only) are on its first device.  Tasks that were not seen are left out.
 
     Args:
         schedule: as planned.
@@ -147,7 +145,7 @@ def measured_timeline(schedule: Schedule, times: TaskTimes, busy_s: Sequence[flo
 
 
 def _side_by_side(tasks: Iterable[Task], times: TaskTimes) -> list[list[Task]]:
-    """Return streams in which no task begins before the one in front of it has ended."""
+    """Return streams in which each task begins after the one before it has ended."""
     streams: list[list[Task]] = []
     for task in tasks:
         if free := [stream for stream in streams if times[stream[-1]].end_s <= times[task].begin_s]:
@@ -167,14 +165,14 @@ def against_plan(
     why: str = "",
     there: Collection[Task] | None = None,
 ) -> list[str]:
-    """Say how what ran differs from the plan, in a few lines.
+    """Say in a few lines how the measured step differs from the plan.
 
     Args:
         schedule: as planned.
         measured: the measured timeline of one step.
         planned: simulated; None where no seconds are known.
-        name_of: a task in words.
-        why: a reason that is known, for an order that is another.
+        name_of: returns a task in words.
+        why: the known reason for a different order.
         there: tasks that have ops; the lowest layer's dO, for one, may have none.  None: all have.
     """
     times_s = {event.task: (event.start_s, event.end_s) for event in measured.iter_events()}
@@ -218,11 +216,10 @@ def _order_text(schedule: Schedule, times_s: Spans, name_of: Callable[[Task], st
 
 
 def begun_early(tasks: Sequence[Task], times_s: Spans) -> list[tuple[Task, Task]]:
-    """Return the fewest tasks that must be taken out for the rest to have begun in this order.
+    """Return the fewest tasks without which the rest began in this order.
 
     Returns:
-        Each with a task that it was planned behind, or in front of, and ran on the other side of: the task
-        that began early first.
+        Pairs of such a task and one with which it changed places: the task that began early comes first.
     """
     kept = _longest_rising([times_s[task][0] for task in tasks])
     pairs = []
@@ -240,7 +237,7 @@ def begun_early(tasks: Sequence[Task], times_s: Spans) -> list[tuple[Task, Task]
 
 
 def _longest_rising(values: Sequence[float]) -> set[int]:
-    """Places of a longest subsequence that never falls."""
+    """Return the places of a longest subsequence that never falls."""
     tails: list[float] = []
     places: list[int] = []
     before: list[int | None] = []
@@ -257,8 +254,7 @@ def _longest_rising(values: Sequence[float]) -> set[int]:
 
 
 def _of_a_step(planned: Timeline) -> tuple[float, list[float]]:
-    """Return seconds of a step, and those in which each device computes; an asynchronous step is one
-    batch."""
+    """Return a step's seconds, and those in which each device computes; asynchronous: of one batch."""
     asynchronous = planned.schedule.asynchronous
     steps = planned.schedule.microbatches if asynchronous else planned.steps
     step_s = planned.steady_step_s if asynchronous else planned.makespan_s / steps
@@ -266,5 +262,5 @@ def _of_a_step(planned: Timeline) -> tuple[float, list[float]]:
 
 
 def _shares(busy_s: Sequence[float], step_s: float) -> str:
-    """Say for each device in which share of the time it computes."""
+    """Say for each device the share of the time in which it computes."""
     return ", ".join(f"device {number} {busy / (step_s or 1.0):.0%}" for number, busy in enumerate(busy_s))

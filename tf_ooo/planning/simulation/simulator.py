@@ -1,4 +1,4 @@
-"""Simulates, event by event, how long a schedule takes and how much memory it needs, if it can run at all."""
+"""Simulates, event by event, how long a schedule takes and how much memory it needs, if it can run."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _check_all_there(relation: Relation, kind: str, stage: int) -> None:
 
 
 def never_start(relation: Relation) -> Bools:
-    """Return which tasks wait for themselves: they never start even if no task takes any time."""
+    """Return which tasks are in or behind a deadlock: they never start even if no task takes any time."""
     source, target, no_lag = relation.within_step(Link())
     no_time = np.zeros(len(relation))
     start, _ = LaneWork(no_time, relation.bases, lane_kinds(relation), source, target, no_lag).times()
@@ -83,7 +83,7 @@ def lane_kinds(relation: Relation) -> Ints:
 
 
 def deadlock(relation: Relation) -> ScheduleError:
-    """Return the error that shows one circle of tasks that wait for each other."""
+    """Return the error that shows one cycle of tasks that wait for each other."""
     waits = _waits(relation, never_start(relation))
     if not waits:  # within one step all is well
         tasks = "; ".join(f"{a} waits for {b} of {n} steps later" for a, b, n in relation.schedule.after if n)
@@ -99,7 +99,7 @@ def deadlock(relation: Relation) -> ScheduleError:
 
 
 def _waits(relation: Relation, stuck: Bools) -> dict[int, tuple[int, str]]:
-    """Return, for each node that never starts, one that it waits for and why: data before lanes' order."""
+    """Return for each stuck node one that it waits for and why: data before lanes' order."""
     waits: dict[int, tuple[int, str]] = {}
     for node in np.flatnonzero(stuck).tolist():
         lane = relation.lane[node]
@@ -120,11 +120,11 @@ def _named(relation: Relation, node: int) -> str:
 def simulate(
     schedule: Schedule, costs: Sequence[LayerCosts] | CostTable, link: Link | None = None, steps: int = 1
 ) -> Timeline:
-    """Runs a schedule on paper.
+    """Run a schedule on paper.
 
     Tasks are not interrupted; a lane runs one at a time; each pair of devices has a link for each
-    direction, which sends one message at a time in the order in which they become ready.  Where devices share
-    the cores of a machine, whatever runs there slows down alike while it needs more cores than there are.
+    direction, which sends one message at a time in the order in which they become ready.  If devices share
+    the cores of a machine, all tasks there slow down alike while they need more cores than there are.
 
     Args:
         schedule: from :func:`tf_ooo.plan` or :meth:`Schedule.from_text`.
@@ -186,7 +186,7 @@ def task_seconds(relation: Relation, layers: Layers, link: Link) -> Floats:
 
 
 class _Repeated:
-    """Holds the nodes of all steps; those of one lane stand together, step after step."""
+    """Holds the nodes of all steps; a lane's nodes stand together, step after step."""
 
     def __init__(self, relation: Relation, steps: int) -> None:
         self.relation, self.steps = relation, steps
@@ -254,7 +254,7 @@ def _overheads_s(links: _Links, link: Link, nodes: int) -> Floats:
 
 
 def _new_weights_s(relation: Relation, layers: Layers, link: Link) -> Floats:
-    """Return the seconds for an asynchronous U to send weights, and for F and dO elsewhere to get them."""
+    """Return seconds in which an asynchronous U sends weights, and F and dO elsewhere receive them."""
     taken_s = np.zeros(len(relation))
     if not (relation.schedule.asynchronous and link.busies_ends):
         return taken_s
@@ -275,7 +275,7 @@ def _new_weights_s(relation: Relation, layers: Layers, link: Link) -> Floats:
 
 
 def _edges(repeated: _Repeated, device: Ints) -> tuple[list[Ints], list[Ints], _Sent]:
-    """Return edges without a message, sources and targets, and those with one: (source, target, bytes)."""
+    """Return edges without a message (sources, targets), and those with one: (source, target, bytes)."""
     sources, targets, sent = [], [], []
     for edges in repeated.relation.edges:
         source, target = repeated.pairs(edges)
@@ -291,10 +291,9 @@ def _edges(repeated: _Repeated, device: Ints) -> tuple[list[Ints], list[Ints], _
 
 
 class _Links:
-    """Holds messages as nodes on a lane for each pair of devices; sent once, however many tasks read them
-    there.
+    """Holds messages as nodes on a lane per pair of devices; each is sent once, however many tasks read it.
 
-    Where all messages of a link come from one ordered lane, they become ready in its order.
+    If all messages of a link come from one ordered lane, they become ready in its order.
     """
 
     def __init__(self, repeated: _Repeated, device: Ints, sent: _Sent, link: Link) -> None:
@@ -321,7 +320,7 @@ class _Links:
         self.nodes = self.producer if self.instant else np.arange(len(unique)) + len(device)
 
     def messages(self, start: Floats, end: Floats) -> MessageColumns:
-        """Return when each occupies its link; at its sender's end, where that takes no time."""
+        """Return when each message occupies its link; at its sender's end if it takes no time."""
         begin_s, end_s = (end if self.instant else start)[self.nodes], end[self.nodes]
         return MessageColumns(self.source_device, self.target_device, self.size_bytes, begin_s, end_s)
 
@@ -336,8 +335,7 @@ class _Links:
 
 
 def _shared(repeated: _Repeated, layers: Layers, link: Link, links: _Links) -> tuple[Floats, Ints] | None:
-    """Return shares of a device with several streams, where costs tell them; of devices of one machine, of
-    that."""
+    """Return shares of a device with several streams, if costs tell them, or of one machine's cores."""
     relation = repeated.relation
     devices = [device for device, _ in relation.lanes]
     own = max(link.machines, default=-1) + 1
@@ -352,9 +350,9 @@ def _shared(repeated: _Repeated, layers: Layers, link: Link, links: _Links) -> t
         for stage in range(relation.stages):
             group = [layers[i] for i in relation.schedule.layers_of(stage)]
             shares = [(layer.occupancy or (unknown,) * 3)[column] for layer in group]
-            # Layers of one stage run one after the other: on a stream the largest share counts.  Of a
-            # machine's cores they need their mean, as merged stages do: else schedules of stages would
-            # look slower than those of single layers.
+            # Layers of one stage run one after the other: on a stream the largest share counts.  For a
+            # machine's cores the mean counts, as in merged stages; else schedules of stages would look slower
+            # than those of single layers.
             seconds = [getattr(layer, SECONDS[kind]) for layer in group]
             mean = bool(link.machines) and sum(seconds) > 0
             share[relation.there(kind, stage)] = np.average(shares, weights=seconds) if mean else max(shares)
@@ -374,9 +372,9 @@ def _shared(repeated: _Repeated, layers: Layers, link: Link, links: _Links) -> t
 
 
 def validate(schedule: Schedule, layers: Sequence[LayerCosts] | None = None) -> None:
-    """Raise ScheduleError, which names what is violated: a task is missing or unknown, or waits for itself.
+    """Raise ScheduleError, which names a task that is missing or unknown, or waits for itself.
 
-    Without ``layers`` it is checked for a chain, in which every task is needed that any stage has.
+    Without ``layers`` a chain is assumed, in which each stage needs every kind of task that any stage has.
     """
     checked = None if layers is None else check_layers(layers)
     relation = Relation(schedule, checked)

@@ -20,7 +20,7 @@ STEPS_TO_STEADY = 4
 
 @dataclass(frozen=True, order=True)
 class Event:
-    """Is one task that ran; seconds since the start of the run."""
+    """Describes one task that ran; seconds since the start of the run."""
 
     start_s: float
     end_s: float
@@ -32,7 +32,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Message:
-    """Is one transfer, while it occupied the link from one device to another."""
+    """Describes one transfer, and when it occupied the link from one device to another."""
 
     start_s: float
     end_s: float
@@ -59,17 +59,16 @@ class MessageColumns:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Timeline:
-    """Times of all tasks of all steps.
+    """Holds times of all tasks of all steps.
 
     Attributes:
         schedule: what ran.
         start_s, end_s: float64 (steps, tasks), in the order of ``schedule.tasks``.
         memory: a curve for each device; empty where it is not known.
         message_columns: what was sent between devices.
-        measured_busy_s: for each device, seconds in which its ops ran, where they were measured one by one;
-            empty: whenever a task ran.
-        fullest_s: seconds that the tasks take at least that share a device, or the cores of a machine; 0:
-            none do.
+        measured_busy_s: for each device, seconds in which its ops ran, if measured one by one; empty: a
+            device is busy whenever a task runs.
+        fullest_s: least seconds of the tasks that share a device, or the cores of a machine; 0: none do.
     """
 
     schedule: Schedule
@@ -94,10 +93,10 @@ class Timeline:
     def steady_step_s(self) -> float:
         """Return seconds between the ends of two steps, once steps repeat.
 
-        An asynchronous schedule has a step for each micro-batch: the mean distance of the middle
-        half of its micro-batches, but not less than the busiest lane's work for each, nor than what shares
-        cores takes of these (while idler lanes catch up, and when no more micro-batches come in,
-        micro-batches end faster than they can in the long run).
+        An asynchronous schedule has a step for each micro-batch: the mean distance of the middle half of its
+        micro-batches, but no less than the work for each of the busiest lane or of shared cores. (While idler
+        lanes catch up, and when no more micro-batches come in, micro-batches end faster than they can in the
+        long run.)
         """
         if self.schedule.asynchronous:
             return self._microbatch_period_s()
@@ -153,16 +152,16 @@ class Timeline:
 
     @cached_property
     def bubble_fraction(self) -> float:
-        """Share of all devices' time in which nothing runs, from the start to the makespan."""
+        """Return the share of all devices' time in which nothing runs, from the start to the makespan."""
         total_s = self.makespan_s * self.schedule.devices
         return max(0.0, 1 - sum(self.busy_s) / total_s) if total_s else 0.0
 
     @cached_property
     def steady_bubble_fraction(self) -> float:
-        """Share of all devices' time in which nothing runs, once steps repeat.
+        """Return the share of all devices' time in which nothing runs, once steps repeat.
 
-        Of the last of several steps; of an asynchronous schedule without its begin and end, in which devices
-        wait for the first micro-batches and have run out of them.
+        It is that of the last of several steps. For an asynchronous schedule begin and end are left out, when
+        devices wait for the first micro-batches or have run out of them.
         """
         if not self.schedule.asynchronous:
             return self.one_step().bubble_fraction
@@ -176,8 +175,7 @@ class Timeline:
 
     @property
     def events(self) -> list[Event]:
-        """Return all tasks with their times, the earliest first (objects: for thousands, not for
-        millions)."""
+        """Return all tasks with their times, the earliest first (objects: slow for millions)."""
         return sorted(self.iter_events())
 
     def iter_events(self) -> Iterator[Event]:
@@ -199,13 +197,13 @@ class Timeline:
 
     @property
     def message_bytes(self) -> float:
-        """Return bytes sent between devices, all steps together."""
+        """Return the bytes sent between devices in all steps together."""
         return float(self.message_columns.size_bytes.sum())
 
     def one_step(self) -> Timeline:
-        """Return the last of several steps, from its first task on; of an asynchronous schedule a round.
+        """Return the last of several steps, from its first task on; for an asynchronous schedule a round.
 
-        In such a round from the middle each task runs once, each for another micro-batch.
+        The round is from the middle: each task runs once, each for another micro-batch.
         """
         if self.schedule.asynchronous:
             return _round(self)
@@ -215,19 +213,18 @@ class Timeline:
         return _window(self, self.schedule, self.start_s[-1:] - first_s, self.end_s[-1:] - first_s, first_s)
 
     def save_html(self, path: str | os.PathLike[str], measured: Timeline | None = None) -> None:
-        """Write one self-contained page: a Gantt chart for each device and stream, the memory under it.
+        """Write one self-contained page: a Gantt chart of each device and stream, with the memory below.
 
         Args:
             path: the file to write.
-            measured: shown beside this, the predicted, timeline.
+            measured: a measured timeline, to show beside this predicted one.
         """
         from tf_ooo.planning.pictures.page import render, write_page  # noqa: PLC0415 - needs plotly
 
         write_page(path, render(self, measured))
 
     def save_trace(self, path: str | os.PathLike[str], layers: Mapping[int, str] | None = None) -> None:
-        """Write Chrome/Perfetto trace JSON (chrome://tracing, ui.perfetto.dev); ``layers``: names by
-        number."""
+        """Write a Chrome/Perfetto trace (chrome://tracing, ui.perfetto.dev); ``layers``: names by number."""
         from tf_ooo.planning.pictures.trace import save_trace  # noqa: PLC0415
 
         save_trace(self, path, layers=layers)
@@ -239,7 +236,7 @@ class Timeline:
         save_png(self, path)
 
     def __repr__(self) -> str:
-        """Keep it short: :meth:`save_html` draws it."""
+        """Return a short text: :meth:`save_html` draws the timeline."""
         tasks, schedule = f"{len(self.schedule.tasks):,} tasks", self.schedule
         return (
             f"Timeline({schedule.policy}, {schedule.devices} devices, {self.steps} x {tasks}, "
@@ -282,7 +279,7 @@ def _round(timeline: Timeline) -> Timeline:
 def _window(
     timeline: Timeline, schedule: Schedule, start_s: Floats, end_s: Floats, first_s: float
 ) -> Timeline:
-    """Return these tasks, with the memory and the messages of their time."""
+    """Return these tasks, with the memory and the messages during their time."""
     last_s = first_s + float(end_s.max(initial=0.0))
     sent = timeline.message_columns
     return dataclasses.replace(
@@ -297,7 +294,7 @@ def _window(
 
 
 def _curves(timeline: Timeline, first_s: float, last_s: float) -> Iterator[MemoryCurve]:
-    """Yield for each curve what is alive at the begin, and each change until the end."""
+    """Yield for each curve the bytes alive at the begin, and each change until the end."""
     for curve in timeline.memory:
         begin, end = np.searchsorted(curve.time_s, (first_s, last_s), side="right")
         alive = np.concatenate([[0.0], curve.alive_bytes])[begin : end + 1]

@@ -19,7 +19,7 @@ def make(problem: Problem) -> Schedule:
 
     Options: ``gains``, ``{(region, layer): seconds}`` with regions as text, ``"dO:5"`` or ``"F:3"`` for
     the next step's forward; ``placement``, a map ``{layer: "BWD j" | "FWD j" | "NO"}`` to use as it is;
-    ``capture``, a :class:`~.capture.Capture`; ``delay``, False where a step ends when all
+    ``capture``, a :class:`~.regions.Capture`; ``delay``, False where a step ends when all
     its dW have, so that none can run beside the next step's forward.
     """
     check(problem, NAME)

@@ -321,13 +321,13 @@ class Told:
 
 def test_dimensions_in_which_ranks_differ_are_open() -> None:
     spec = ({"a": tf.TensorSpec((8, 3), tf.float32)}, tf.TensorSpec((None,), tf.int32), tf.TensorSpec(None))
-    found = common_spec(Told([[5, 3], [None], None]), spec)
-    assert [one.shape.as_list() if one.shape.rank else None for one in tf.nest.flatten(found)] == [
+    common = common_spec(Told([[5, 3], [None], None]), spec)
+    assert [one.shape.as_list() if one.shape.rank else None for one in tf.nest.flatten(common)] == [
         [None, 3],
         [None],
         None,
     ]
-    assert tf.nest.map_structure(lambda one: one.dtype, found) == ({"a": tf.float32}, tf.int32, tf.float32)
+    assert tf.nest.map_structure(lambda one: one.dtype, common) == ({"a": tf.float32}, tf.int32, tf.float32)
     ragged = tf.RaggedTensorSpec((None, None))
     assert common_spec(Told([[1]]), ragged) is ragged
 

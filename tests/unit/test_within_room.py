@@ -95,13 +95,13 @@ def test_never_slower_than_without_waiting(layers, devices, microbatches, share)
     problem = Problem(tuple(layers), devices, microbatches, mode="pipeline")
     peak_bytes = max(on_paper(problem, one_f_one_b.make(problem)).peak_bytes)
     limited = dataclasses.replace(problem, memory_limit_bytes=int(share * peak_bytes))
-    found = zb_search.make(limited)
+    schedule = zb_search.make(limited)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(zb_search, "_waiting", lambda *_: [])
         before = zb_search.make(limited)
     if within_limit(limited, before):
-        assert within_limit(limited, found)
-        assert on_paper(limited, found).makespan_s <= on_paper(limited, before).makespan_s + 1e-9
+        assert within_limit(limited, schedule)
+        assert on_paper(limited, schedule).makespan_s <= on_paper(limited, before).makespan_s + 1e-9
 
 
 def test_gradients_of_a_stage_that_wait_for_their_sum():

@@ -18,7 +18,7 @@ _WAIT = tf.load_op_library(str(library())).ooo_wait
 class Emulated(keras.layers.Layer):  # type: ignore[misc]
     """Multiplies by a vector, so that there is a weight with a gradient.
 
-    ``seconds``: of F, dO and dW, for any number of rows.
+    ``seconds``: what F, dO and dW take, for any number of rows.
     """
 
     def __init__(self, seconds: tuple[float, float, float], **settings: Any) -> None:

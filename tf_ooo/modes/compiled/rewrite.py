@@ -150,7 +150,7 @@ Plan = Callable[[StepToPlan], Schedule]
 
 @dataclass(frozen=True, kw_only=True)
 class StepGraph:
-    """Holds a step for XLA to compile, flat but for loops; ``result``: of its rewriting, if any.
+    """Holds a step for XLA to compile, flat but for loops; ``result``: what rewriting it gave, if any.
 
     ``fetches`` are the tensors of its results, ``node:port``; ``variant`` distinguishes graphs of the same
     step with equal calls.

@@ -173,7 +173,7 @@ class _LaneSearch:
 
 
 def placements(seconds: Floats, devices: int) -> Iterator[Ints]:
-    """Yield stages in turn, then balanced, int64 (stages,); ``seconds``: of F, dO and dW, (3, stages)."""
+    """Yield stages in turn, then balanced, int64 (stages,); ``seconds``: F, dO, dW, (3, stages)."""
     in_turn = np.arange(seconds.shape[1]) % devices
     yield in_turn
     for weight, power in _TASTES:

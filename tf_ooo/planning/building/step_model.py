@@ -36,7 +36,7 @@ def one_worker(
     """Return F, the given backward tasks and updates, of one device or of each data parallel worker.
 
     Several workers send ``communication`` in its order or, ``by_priority``, the first listed that is ready.
-    With a ``barrier`` the next step waits for all updates.  ``shares``: of each layer's sliced gradient.
+    With a ``barrier`` the next step waits for all updates.  ``shares``: those of sliced gradients.
     """
     if problem.microbatches != 1:
         raise OptionsError(

@@ -132,16 +132,16 @@ class _WithinRoom:
         while coming and coming[0][0] <= now:
             heappush(ready, heappop(coming)[1])
         blocked: list[int] = []
-        found = -1
-        while ready and found < 0:
+        begun = -1
+        while ready and begun < 0:
             rank = heappop(ready)
             task = self.urgent[rank]
             size, batch = self.change[task // self.count], self.batch[task]
             if size <= 0 or device.may_take(batch, size):
                 device.take(batch, size)
-                found = task
+                begun = task
             else:
                 blocked.append(rank)
         for rank in blocked:
             heappush(ready, rank)
-        return found
+        return begun

@@ -290,7 +290,7 @@ class StageShare:
     """Says what one replica's device holds of a stage, and its work for the stage once a step.
 
     Attributes:
-        weight_bytes: bytes of the layers that it holds; ``stage_bytes``: of the whole stage.
+        weight_bytes: bytes of the layers that it holds; ``stage_bytes``: those of the whole stage.
         slot_bytes, update_s: bytes and seconds of the layers that it holds.
         largest_bytes: bytes of the largest of them, which a sum of two gradients takes, too.
         replicas: how many share the stage.

@@ -45,7 +45,7 @@ class Problem:
         devices: stages' devices of a pipeline, or workers of data parallel training.
         microbatches: how many one step has.
         link: between any two devices, in each direction.
-        memory_limit_bytes: of each device, or of the device that has most; None: no limit.
+        memory_limit_bytes: the limit of each device, or of the one that has most; None: no limit.
         less_bytes: how much less each device has than ``memory_limit_bytes``; (): all have as much.
         options: the policy's own options (``group`` of modulo, ``k`` of reverse_first_k).
         mode: what the devices are for, where a policy serves several modes; None: not said.

@@ -13,7 +13,7 @@ GPU_PYTHON ?= python3.12
 # What runs on 2.15 in a few minutes: tensorflow-addons' parts, and every kind of thing once.
 SMOKE := tests/graph/test_addons.py tests/graph/test_versions.py tests/test_smoke.py \
 	$(wildcard tests/graph/test_compat_keras_*.py) tests/graph/test_moved_variables.py \
-	$(addprefix tests/graph/test_compat_,func_graphs.py shape_inference.py tf_functions.py train_function.py) \
+	$(addprefix tests/graph/test_compat_,func_graphs.py runtime.py shape_inference.py tf_functions.py train_function.py) \
 	tests/graph/test_pipeline.py::test_two_devices_and_uneven_batches tests/graph/test_pipeline.py::test_legacy_optimizers \
 	tests/graph/test_callback.py::test_not_rewritable_trains_on_and_says_why \
 	'tests/graph/test_bit_equal.py::test_models[mlp]' 'tests/graph/test_bit_equal.py::test_models[convolutions]' \

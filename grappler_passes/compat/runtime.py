@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import json
 import os
@@ -28,6 +29,18 @@ def load_library(path: str) -> None:
     from tensorflow.python.client import pywrap_tf_session
 
     pywrap_tf_session.TF_LoadPluggableDeviceLibrary(path)
+
+
+def load_ops(path: str) -> Any:
+    """Load a library of ops that is not linked with TensorFlow; return the module of their functions.
+
+    TensorFlow 2.15 shows its C API only to what is linked with it.
+    """
+    import tensorflow as tf
+
+    framework = os.path.join(tf.sysconfig.get_lib(), "libtensorflow_framework.so.2")
+    ctypes.CDLL(framework, mode=ctypes.RTLD_GLOBAL)
+    return tf.load_op_library(path)
 
 
 def has_gpu() -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import combinations
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from grappler_passes.compat import graph_protos
 from grappler_passes.compat.graph_protos import split_input as split_input
@@ -63,6 +63,7 @@ class _Contexts:
         self.branch_frame: dict[Branch, tuple[str, ...]] = {}
         self.branches: list[frozenset[Branch]] = [frozenset()] * len(index)
         self.result: list[Context] = [_ROOT] * len(index)
+        self.known: dict[Any, Context] = {}
 
     def compute(self) -> list[Context]:
         if not self.index.frame_names and not any(op in SWITCHES for op in self.index.ops):
@@ -73,27 +74,28 @@ class _Contexts:
         return self.result
 
     def _visit(self, i: int) -> None:
-        op = self.index.ops[i]
-        frame = max((self.frames[p] for p in self.index.preds(i)), key=len)
+        index, op = self.index, self.index.ops[i]
+        frame = max((self.frames[p] for p in index.preds(i)), key=len)
         branches = self._merge(i) if op in MERGES else self._all_inputs(i)
         arrives, visible = frame, True
         if op in ENTERS:
-            arrives, visible = (*frame, self.index.frame_names[i]), i in self.index.constant_enters
+            arrives, visible = (*frame, index.frame_names[i]), i in index.constant_enters
         elif op in EXITS:
             arrives = frame[:-1]
         elif op in NEXT_ITERATIONS:
             visible = False
-        self.frames[i] = arrives
         # Outside, a loop's value is dead only if the loop as a whole was: branches inside end at the Exit.
-        inside = {b for b in branches if op in EXITS and self.branch_frame[b] == frame}
-        of_outputs = branches - inside if inside else branches
-        self.branches[i] = of_outputs
-        self.result[i] = Context(frame, arrives if visible else None, branches, of_outputs)
+        inside = {b for b in branches if self.branch_frame[b] == frame} if op in EXITS else ()
+        of_outputs = branches.difference(inside) if inside else branches
+        self.frames[i], self.branches[i] = arrives, of_outputs
+        where = frame, arrives if visible else None, branches, of_outputs
+        # Few differ, and a large graph has many nodes.
+        self.result[i] = self.known.get(where) or self.known.setdefault(where, Context(*where))
 
     def _all_inputs(self, i: int) -> frozenset[Branch]:
-        of_data = (self._edge(producer, port) for producer, port in self.index.data_preds[i])
-        of_control = (self.branches[producer] for producer in self.index.control_preds[i])
-        return frozenset().union(*of_data, *of_control)
+        met = {self._edge(producer, port) for producer, port in self.index.data_preds[i]}
+        met.update(self.branches[producer] for producer in self.index.control_preds[i])
+        return met.pop() if len(met) == 1 else frozenset().union(*met)
 
     def _edge(self, producer: int, port: int) -> frozenset[Branch]:
         if self.index.ops[producer] not in SWITCHES:
@@ -167,7 +169,7 @@ class GraphIndex:
         self.constant_enters: set[int] = set()
         for i, node in enumerate(nodes):
             self._add_inputs(i, node.input)
-            if node.op in ENTERS:
+            if self.ops[i] in ENTERS:
                 self.frame_names[i] = node.attr["frame_name"].s.decode()
                 if node.attr["is_constant"].b:
                     self.constant_enters.add(i)
@@ -181,12 +183,15 @@ class GraphIndex:
     def _add_inputs(self, i: int, inputs: Iterable[str]) -> None:
         data: list[tuple[int, int]] = []
         control: list[int] = []
+        may_end_a_loop = self.ops[i] in MERGES
         for text in inputs:
-            name, port = split_input(text)
-            producer = self.index.get(name)
+            producer, port = self.index.get(text), 0  # most read a first output
+            if producer is None:
+                name, port = split_input(text)
+                producer = self.index.get(name)
             if producer is None:
                 raise GraphError(f"input {text!r} names no node", self.names[i])
-            if self.ops[producer] in NEXT_ITERATIONS and self.ops[i] in MERGES:
+            if may_end_a_loop and self.ops[producer] in NEXT_ITERATIONS:
                 self.back_preds.setdefault(i, []).append(producer)
                 continue
             if port < 0:

@@ -119,8 +119,9 @@ def _frames(new: GraphIndex) -> None:
     """Check that all inputs of a node arrive in one frame; else the executor would wait for ever."""
     if not new.frame_names:
         return
+    frames = [new.arrival_frame(i) for i in range(len(new))]
     for i in range(len(new)):
-        arriving = {new.arrival_frame(p) for p in new.preds(i)}
+        arriving = {frames[p] for p in new.preds(i)}
         if len(arriving) > 1:
             raise VerifyError(new.names[i], "frames", f"inputs arrive in frames {sorted(arriving)}")
 

@@ -11,13 +11,31 @@ import pytest
 import tensorflow as tf
 
 from grappler_passes.compat import runtime, shape_inference
+from tests.forked import in_a_new_python
 from tests.graph.compat_models import described, square_step
+from tf_ooo.demo.waits import LOG, Log, library
 
 
 def test_load_library():
     """Loading itself is tested in test_plugin_process.py: a second library ends the process."""
     with pytest.raises(tf.errors.NotFoundError):
         runtime.load_library("/no/such/library.so")
+
+
+def ops_loaded():
+    wait = runtime.load_ops(str(library())).ooo_wait
+    two = tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+    tf.config.set_logical_device_configuration(*two)
+    log = Log(os.environ[LOG])
+    log.wait(1.0)
+    with tf.device("CPU:1"):
+        assert wait(x=tf.constant(3.0), seconds=0.001).numpy() == 3.0
+    assert [record["device"].decode()[-5:] for record in log.new()] == ["CPU:1"]
+
+
+def test_load_ops(tmp_path):
+    """The op's library is linked with nothing, and asks TensorFlow in which device it runs."""
+    in_a_new_python(ops_loaded, **{LOG: str(tmp_path / "log")})
 
 
 def test_call_function():

@@ -9,10 +9,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from grappler_passes.compat import runtime
 from tf_ooo.demo.waits import library
 
 # Loading it needs the environment's waits.LOG.
-_WAIT = tf.load_op_library(str(library())).ooo_wait
+_WAIT = runtime.load_ops(str(library())).ooo_wait
 
 
 class Emulated(keras.layers.Layer):  # type: ignore[misc]

@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -25,7 +26,9 @@ Any TF_NewKernelBuilder(const char *op, const char *device, Any (*)(Any), void (
 void TF_RegisterKernelBuilder(const char *name, Any, Any status);
 void TF_OpKernelConstruction_GetAttrFloat(Any, const char *name, float *, Any status);
 void TF_GetInput(Any, int, Any *tensor, Any status), TF_SetOutput(Any, int, Any tensor, Any status);
-View TF_GetDeviceName(Any), TF_GetOpKernelName(Any);
+View TF_GetOpKernelName(Any);
+View TF_GetDeviceName(Any) __attribute__((weak)); /* TensorFlow 2.15 gives only a number, within one process. */
+int TF_GetDeviceId(Any);
 
 enum { RECORDS = 1 << 16, DEVICES = 64 };
 typedef struct { double arrived, start, end; char device[64], name[168]; } Record;
@@ -86,7 +89,8 @@ static void compute(Any seconds, Any context) {
   double scaled = *(float *)seconds * shared->scale;
   if (scaled > 0) {
     Record record = {0};
-    put(record.device, sizeof record.device, TF_GetDeviceName(context));
+    if (TF_GetDeviceName) put(record.device, sizeof record.device, TF_GetDeviceName(context));
+    else snprintf(record.device, sizeof record.device, "/device:CPU:%d", TF_GetDeviceId(context));
     put(record.name, sizeof record.name, TF_GetOpKernelName(context));
     hold(&record, scaled);
     shared->records[__atomic_fetch_add(&shared->next, 1, __ATOMIC_SEQ_CST) % RECORDS] = record;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from tensorflow.core.framework import graph_pb2
 from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
 from grappler_passes.compat import graph_protos
 from grappler_passes.compat.graph_protos import split_input
-from grappler_passes.graph.dependencies import has_side_effects, only_reads
+from grappler_passes.graph.dependencies import has_side_effects, only_reads, reached
 from tf_ooo.compat import func_graphs, keras_compiled, nests, tf_functions, train_function
 from tf_ooo.tracing.assigned import Writes, read_after
 from tf_ooo.tracing.collecting import Collecting
@@ -61,10 +61,12 @@ class TracedPart:
         self._earlier.update(self._nodes)
         self._nodes, self.begin = {}, ops_so_far()  # the number of its first op
 
-    def end(self, left_out: Collection[int]) -> None:
+    def end(self, left_out: Collection[int], wanted: Sequence[Any] | None = None) -> None:
         """End the micro-batch, or its present part: its last op was made.
 
-        ``left_out`` are numbers of ops that are made anew.  Sets ``why_not`` if it has to be traced again.
+        ``left_out`` are numbers of ops that are made anew.  Only what ``wanted`` tensors and effects need is
+        copied: TensorFlow would remove the rest from each copy.  None: later parts may read anything.  Sets
+        ``why_not`` if it has to be traced again.
         """
         graph = tf.compat.v1.get_default_graph()
         captures, graph_def = func_graphs.captures_so_far(graph), graph.as_graph_def()
@@ -75,6 +77,9 @@ class TracedPart:
         }
         self._versions = graph_def.versions
         self._nodes = {node.name: node for node in graph_def.node if node.name in inside}
+        if wanted is not None:
+            needed = _needed(self._nodes, wanted)
+            self._nodes = {name: node for name, node in self._nodes.items() if name in needed}
         self.why_not = self._why_no_copies(graph)
 
     def _why_no_copies(self, graph: Any) -> str:
@@ -131,6 +136,16 @@ class TracedPart:
                     there = renamed.tensor(tensor) if name in self._earlier else tensor
                     given[tensor] = rows[tensor] if tensor in rows else graph.get_tensor_by_name(there)
         return given
+
+
+def _needed(nodes: Mapping[str, Any], wanted: Iterable[Any]) -> set[str]:
+    """Return the names of the nodes that some effect, or a wanted tensor, comes from."""
+    effects = (name for name, node in nodes.items() if has_side_effects(node.op))
+    names = {tensor.op.name for tensor in wanted if tf.is_tensor(tensor)}.union(effects)
+    return reached(
+        names & nodes.keys(),
+        lambda name: [read for text in nodes[name].input if (read := split_input(text)[0]) in nodes],
+    )
 
 
 class _Renamed:
@@ -251,10 +266,10 @@ class OneByOne:
         if self._kind(number) not in map(self._kind, range(number + 1, self._parts.split.count)):
             return False
         given = self._parts.collecting.given
-        ops.end(once.union(*(each.ops for each in given)))
+        results = nests.Packed([logs, self._parts.states.values, *(each.grads for each in given)])
+        ops.end(once.union(*(each.ops for each in given)), results.tensors)
         if ops.why_not:
             return False
-        results = nests.Packed([logs, self._parts.states.values, *(each.grads for each in given)])
         self._traced[self._kind(number)] = ops, results
         return True
 

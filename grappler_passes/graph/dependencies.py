@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from grappler_passes.compat import graph_protos
 from grappler_passes.compat.graph_protos import split_input as split_input
@@ -51,6 +51,8 @@ class Context:
     output_branches: frozenset[Branch] = frozenset()
 
 
+# A large graph has many nodes, and few contexts.
+_context = lru_cache(maxsize=4096)(Context)
 _ROOT = Context()
 
 
@@ -63,7 +65,6 @@ class _Contexts:
         self.branch_frame: dict[Branch, tuple[str, ...]] = {}
         self.branches: list[frozenset[Branch]] = [frozenset()] * len(index)
         self.result: list[Context] = [_ROOT] * len(index)
-        self.known: dict[Any, Context] = {}
 
     def compute(self) -> list[Context]:
         if not self.index.frame_names and not any(op in SWITCHES for op in self.index.ops):
@@ -88,9 +89,7 @@ class _Contexts:
         inside = {b for b in branches if self.branch_frame[b] == frame} if op in EXITS else ()
         of_outputs = branches.difference(inside) if inside else branches
         self.frames[i], self.branches[i] = arrives, of_outputs
-        where = frame, arrives if visible else None, branches, of_outputs
-        # Few differ, and a large graph has many nodes.
-        self.result[i] = self.known.get(where) or self.known.setdefault(where, Context(*where))
+        self.result[i] = _context(frame, arrives if visible else None, branches, of_outputs)
 
     def _all_inputs(self, i: int) -> frozenset[Branch]:
         met = {self._edge(producer, port) for producer, port in self.index.data_preds[i]}

@@ -232,23 +232,17 @@ class AnnotatePass(Pass):
         return PassResult(after, modified)
 
     def _annotate(self, node: node_def_pb2.NodeDef) -> bool:
-        from tensorflow.core.framework.attr_value_pb2 import AttrValue  # noqa: PLC0415 - plans need no TensorFlow
-
-        plan, name = self.plan, node.name
-        numbered = {
-            "layer": plan.layers,
-            "stream": plan.streams,
-            "priority": plan.priorities,
-            "stage": plan.stages,
-        }
-        values = {
-            f"_ooo_{what}": AttrValue(i=numbers[name])
-            for what, numbers in numbered.items()
-            if name in numbers
-        }
-        if name in plan.kinds:
-            values["_ooo_kind"] = AttrValue(s=plan.kinds[name].encode())
-        changed = {key: value for key, value in values.items() if node.attr[key] != value}
-        for key, value in changed.items():
-            node.attr[key].CopyFrom(value)
-        return bool(changed)
+        plan, name, modified = self.plan, node.name, False
+        for what, numbers in (
+            ("layer", plan.layers),
+            ("stream", plan.streams),
+            ("priority", plan.priorities),
+            ("stage", plan.stages),
+        ):
+            if (number := numbers.get(name)) is not None:
+                value = node.attr[f"_ooo_{what}"]
+                if value.WhichOneof("value") != "i" or value.i != number:
+                    value.i, modified = number, True
+        if (kind := plan.kinds.get(name)) is not None and node.attr["_ooo_kind"].s != kind.encode():
+            node.attr["_ooo_kind"].s, modified = kind.encode(), True
+        return modified

@@ -31,15 +31,17 @@ def verify(
     replaced: Collection[str] = (),
     fetches: Collection[str] = (),
     relaxes: Collection[Relaxation] = REORDERING,
+    known: GraphIndex | None = None,
 ) -> None:
     """Raise VerifyError, naming node and rule, where the graphs differ in more than ``relaxes`` allows.
 
     ``training_graph``: its update and communication ops must be kept, and so must ``fetches`` (names).
     ``replaced`` nodes may go or read other tensors; one with side effects only with
-    ``Relaxation.SIDE_EFFECTS``, and the graph's arguments and results never.
+    ``Relaxation.SIDE_EFFECTS``, and the graph's arguments and results never.  ``known`` is the index of
+    ``before``, if there is one.
     """
     _control_inputs_last(after)
-    old = GraphIndex(before)
+    old = known or GraphIndex(before)
     try:
         new = GraphIndex(after)
     except GraphError as error:
@@ -74,18 +76,20 @@ class VerifiedPass(Pass):
 
 @dataclass(frozen=True)
 class VerifyPass(Pass):
-    """Checks the given graph against ``original`` and changes nothing; see :func:`verify`."""
+    """Checks the given graph against ``original``, whose index may be ``known``; see :func:`verify`."""
 
     original: graph_pb2.GraphDef
     replaced: frozenset[str] = frozenset()
     allowed: frozenset[Relaxation] = REORDERING
+    known: GraphIndex | None = None
     name: ClassVar[str] = "verify"
 
     def knowing(self, replaced: frozenset[str]) -> VerifyPass:
         return replace(self, replaced=self.replaced | replaced)
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        verify(self.original, graph_def, training_graph, self.replaced, relaxes=self.allowed)
+        allowed, known = self.allowed, self.known
+        verify(self.original, graph_def, training_graph, self.replaced, relaxes=allowed, known=known)
         return PassResult(graph_def, modified=False)
 
 

@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes.graph.dependencies import SWITCHES, has_side_effects, reached
+from grappler_passes.graph.dependencies import SWITCHES, GraphIndex, has_side_effects, reached
 from grappler_passes.passes.base import Pass, PassPipeline, PassResult, relaxed_by
 from grappler_passes.passes.local_constants import LocalConstantsPass
 from grappler_passes.passes.plain_sums import PlainSumsPass
@@ -145,19 +145,20 @@ def changing(
 def placing(
     plan: RewritePlan,
     available: Sequence[str],
-    original: graph_pb2.GraphDef,
+    step: StepGraph,
     dump_dir: Folder = None,
     before: PassPipeline | None = None,
     last: Sequence[Pass] = (),
 ) -> PassPipeline:
-    """Make the passes that place a pipeline's graph after the passes ``before``; ``available``: all devices.
+    """Make the passes that place a pipeline's step after the passes ``before``; ``available``: all devices.
 
     ``last`` are passes that check themselves.
     """
     placement = PlacementPass(plan, tuple(available))
     passes = [placement, LocalConstantsPass(), JoinsPass(plan), OrderPass(plan), AnnotatePass(plan)]
     ran = 1 + (len(before.passes) if before else 0)
-    return PassPipeline([*_verified(passes, original).passes, *last], dump_dir, ran)
+    check = _verified(passes, step.graph_def, known=step.index)
+    return PassPipeline([*check.passes, *last], dump_dir, ran)
 
 
 def placing_forward(
@@ -172,8 +173,9 @@ def _verified(
     original: graph_pb2.GraphDef,
     dump_dir: Folder = None,
     separated: PassResult | None = None,
+    known: GraphIndex | None = None,
 ) -> PassPipeline:
     """Add a check that nothing differs from ``original`` but what the passes and the separation declare."""
     before, replaced = ((), frozenset[str]()) if separated is None else ((SeparatePass,), separated.replaced)
-    check = VerifyPass(original, replaced, relaxed_by(*before, *passes))
+    check = VerifyPass(original, replaced, relaxed_by(*before, *passes), known)
     return PassPipeline([*passes, check], dump_dir, ran=len(before))

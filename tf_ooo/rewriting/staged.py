@@ -118,7 +118,7 @@ def rewrite_taken(
         step = step.after(graph_def, repeats(graph_def))
     rewrite, left_out = _rewrite_plan(step, plan)
     last = _compiling(step, plan, rewrite, refused) if plan.compile_tasks else []
-    done = passes.placing(rewrite, plan.available, step.graph_def, dump_dir, changes, last)(step.graph_def)
+    done = passes.placing(rewrite, plan.available, step, dump_dir, changes, last)(step.graph_def)
     layers, where = step.graph.layers, step.where.items()
     notes = told(
         lambda: Places({name: f"{kind} of {layers[layer].name}" for name, (kind, layer, _) in where}),

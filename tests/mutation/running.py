@@ -14,6 +14,13 @@ from collections.abc import Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+# A forked process finds these imported: it loads the packages that are mutated again, and little else.
+import hypothesis.extra.numpy  # noqa: F401
+import pytest
+import scipy.sparse  # noqa: F401
+
+import keras_callbacks  # noqa: F401
+import tf_ooo.cli  # noqa: F401
 from tests.forked import ROOT
 from tests.harness.children import Children, Outcome
 from tests.mutation.targets import TESTS
@@ -27,6 +34,7 @@ PACKAGES = ("grappler_passes", "tf_ooo", "keras_callbacks")
 TIMES_AS_LONG, MORE_S = 6, 20
 # Pytest says these: wrong arguments, no tests. Neither says anything of a mutant.
 NO_ANSWER = (4, 5)
+NO_PLUGINS = ("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:anyio")
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
@@ -59,14 +67,12 @@ def run(mutant: Mutant) -> Outcome:
 
 def run_with(module: str, source: str) -> Outcome:
     """Runs the tests of the module, which has this text, in a process that runs nothing else."""
-    import pytest
-
     for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]:
         del sys.modules[name]
     sys.meta_path.insert(0, _Finder(module, source))
     with tempfile.TemporaryFile("w+") as log:
         os.dup2(log.fileno(), 1), os.dup2(log.fileno(), 2)
-        options = ["-x", "-q", "--in-process", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+        options = ["-x", "-q", "--in-process", *NO_PLUGINS, "--hypothesis-seed=0"]
         status = int(pytest.main([*options, *TESTS[module]]))
         log.seek(0)
         said = log.read()

@@ -62,10 +62,8 @@ def _check_all_there(relation: Relation, kind: str, stage: int) -> None:
         raise ScheduleError(f"unknown op {slot}: {given}")
     for part in range(parts):
         slot = f".{part}" if part else ""
-        absent = np.flatnonzero(nodes[part] < 0) if part < len(nodes) else np.zeros(1, int)
-        if once and len(absent) == nodes.shape[1] - 1 and nodes[part, 0] >= 0:
-            continue
-        if len(absent):
+        absent = np.flatnonzero(nodes[part] < 0).tolist() if part < len(nodes) else [0]
+        if absent and not (once and absent == list(range(1, nodes.shape[1]))):
             raise ScheduleError(f"missing: {kind}:{stage}{slot}@{absent[0]} is not in the schedule")
 
 

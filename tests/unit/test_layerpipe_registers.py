@@ -166,9 +166,10 @@ def test_only_writes_of_the_step_part_reads():
     delays = delays_of(traced(*READS), rounds(of, dict.fromkeys(of, A)))
     assert [inputs(delays)[name] for name in "abc"] == [[late(0, 1)]] * 3
     gathered = [row.replace("assign AssignVariableOp: v x", "assign ResourceGather: v x") for row in READS]
-    of |= {"assign": 1, "x": 1}
-    delays = delays_of(traced(*gathered), rounds(of, dict.fromkeys(of, A)))
+    of |= {"assign": 1, "x": 1, "rows": 2}
+    delays = delays_of(traced(*gathered, "rows Tanh: assign"), rounds(of, dict.fromkeys(of, A)))
     assert [inputs(delays)[name] for name in "abc"] == [[late(0, 1)]] * 3
+    assert inputs(delays)["rows"] == [late(1, 1)]
     scatter = [
         row.replace("assign AssignVariableOp: v x", "assign ResourceScatterAdd: v x x") for row in READS
     ]

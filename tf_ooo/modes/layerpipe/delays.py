@@ -7,7 +7,7 @@ reader's device; at the end of each round every register takes the value of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -147,10 +147,10 @@ class Delays:
     """
 
     graph_def: graph_pb2.GraphDef
-    registers: list[Register] = field(default_factory=list)
-    copies: dict[str, tuple[str, str, OutputInfo]] = field(default_factory=dict)
-    logs: list[str] = field(default_factory=list)
-    logs_round: int = 0
+    registers: list[Register]
+    copies: dict[str, tuple[str, str, OutputInfo]]
+    logs: list[str]
+    logs_round: int
 
 
 def delays_of(traced: Traced, rounds: Rounds) -> Delays:

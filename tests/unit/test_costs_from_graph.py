@@ -5,7 +5,15 @@ import math
 
 import pytest
 
-from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable, forward_layers
+from grappler_passes.graph.training_graph import (
+    Layer,
+    Op,
+    OpKind,
+    TrainingGraph,
+    Variable,
+    forward_layers,
+    layers_of_weights_and_readers,
+)
 from tf_ooo.costs.from_graph import graph_costs
 from tf_ooo.costs.keras_model import _left_out
 from tf_ooo.errors import CostError
@@ -77,6 +85,37 @@ def test_forward_ops_count_for_the_highest_layer_they_depend_on():
         "c",
     }
     assert {name for name, layer in layers.items() if layer == 1} == {"r1", "mm1", "loss", "metric"}
+    assert "metric" not in layers_of_weights_and_readers(two_layers())
+
+
+@pytest.mark.parametrize(
+    ("told", "first"),
+    [
+        # A loop is in the layer of its highest op, and so is what reads it.
+        ({"together": [("mask", "mm1", "g1")]}, {"r0", "mm0"}),
+        ({"together": [("r0", "mm0"), ("metric", "c")]}, {"r0", "mm0", "relu0", "view", "mask", "c"}),
+        ({"joins": {"view": 1}}, {"r0", "mm0", "relu0", "mask", "c"}),
+        ({"joins": {"view": 0, "mask": 1}}, {"r0", "mm0"}),
+    ],
+)
+def test_loops_and_joins_raise_what_depends_on_them(told, first):
+    layers = forward_layers(two_layers(), **told)
+    assert {name for name, layer in layers.items() if layer == 0} == first
+    assert set(layers.values()) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("variables", "label", "name"),
+    [
+        (("conv1/kernel", "conv1/bias"), "", "conv1"),
+        (("net/conv1/kernel", "net/conv1/bias", "net/conv1/more/gain"), "", "net/conv1"),
+        (("net/conv1/kernel",), "", "net/conv1/kernel"),
+        (("a/kernel", "b/kernel"), "", "a/kernel, b/kernel"),
+        (("a/kernel", "a/bias"), "shared", "shared"),
+    ],
+)
+def test_a_layer_is_called_what_its_variables_have_in_common(variables, label, name):
+    assert Layer(0, variables, label=label).name == name
 
 
 def test_seconds_by_hand():

@@ -8,6 +8,7 @@ import pytest
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.compat.shape_inference import OutputInfo
+from grappler_passes.errors import PassError
 from grappler_passes.graph.dependencies import GraphIndex
 from tf_ooo.errors import GraphError
 from tf_ooo.modes.layerpipe.cutting import LATE, LOCAL, CutPass, Reads, Register, RoundPass
@@ -84,6 +85,58 @@ def test_the_pass_makes_another_graph():
         ("late_f", "Tanh", ["x", "late/0_1"], B)
     ]
     assert [node.name for node in graph.node] == ["x", "one", "f", "g", "h", "k"]
+
+
+CUT = {
+    "x": Reads("x", (), ""),
+    "f": Reads("f", ("x",), A),
+    "g": Reads("g", (late(0, 1), "^f"), B),
+    "h": Reads("h", (late(0, 2), late(1, 1)), B),
+}
+
+
+def cut(changed, more=()):
+    """What the pass makes of a step of which nodes read other inputs than they should."""
+    step = traced("x Placeholder:", "f Tanh: x", "g Tanh: f:1", "h Add: f:1 g", *more).graph_def
+    in_rounds = rounds({"x": 0, "f": 0, "g": 1, "h": 2}, before=[("f", "g")])
+    reads = {name: read for name, read in (CUT | changed).items() if read is not None}
+    rows = (Register(0, "f:1", B, 0, 2), Register(1, "g", B, 1, 1))
+    return CutPass(reads, in_rounds, rows, {})(step).graph_def
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"h": None}, "'kept' broken at node 'h': it is in no round"),
+        ({"m": CUT["g"]}, "'new nodes' broken at node 'm': it is not in the step"),
+        ({"h": Reads("g", CUT["h"].inputs, B)}, "'op' broken at node 'h': was Add, is Tanh"),
+        ({"f": Reads("f", ("x:1",), A)}, "at node 'f': read x, reads x:1"),
+        ({"g": Reads("g", (late(0, 1),), B)}, "at node 'g': no longer runs after 'f'"),
+        ({"h": Reads("h", ("f:1", late(1, 1)), B)}, "at node 'h': reads f:1 of round 0 in round 2, past all"),
+        (
+            {"g": Reads("g", (late(1, 2), "^f"), B)},
+            f"'g': reads {late(1, 2)} of round 0 in round 1, past",
+        ),
+        ({"h": Reads("h", (late(0, 1), late(1, 1)), B)}, "read f:1 of round 0, reads f:1 of 1 rounds before"),
+        ({"h": Reads("h", (late(0, 2), late(0, 1)), B)}, "read g of round 1, reads f:1 of 1 rounds before"),
+    ],
+)
+def test_a_wrong_cut_is_refused(changed, message):
+    with pytest.raises(PassError, match=message):
+        cut(changed)
+
+
+def test_an_op_in_no_round_reads_nothing_of_a_round():
+    assert [node.name for node in cut({}).node] == list("xfgh")
+    with pytest.raises(PassError, match="at node 'k': in round None it reads x, which round 0 makes"):
+        cut({"k": Reads("k", ("x",), A)}, ["k Tanh: x"])
+
+
+def test_nothing_is_read_before_it_is_made():
+    step = traced("x Placeholder:", "f Tanh: x").graph_def
+    earlier = CutPass({name: CUT[name] for name in "xf"}, rounds({"x": 2, "f": 1}), (), {})
+    with pytest.raises(PassError, match="at node 'f': in round 1 it reads x, which round 2 makes"):
+        earlier(step)
 
 
 def test_within_a_round_all_is_as_it_was():

@@ -33,7 +33,7 @@ TESTS: dict[str, list[str]] = {
     "tf_ooo/planning/model/memory.py": [*_tests(UNIT, "memory_curves"), *_SCHEDULES],
     "tf_ooo/rewriting/lowering.py": [
         *_tests(UNIT, "lane_edges lowering_edges frozen_values"),
-        *_tests(UNIT, "timed_ops"),
+        *_tests(UNIT, "timed_ops costs_from_graph"),
         *_tests(GRAPH, "lowering"),
     ],
     "tf_ooo/modes/data_parallel/ordering.py": _tests(
@@ -50,7 +50,7 @@ TESTS: dict[str, list[str]] = {
     ],
     "tf_ooo/tracing/collecting.py": [
         *_tests(UNIT, "micro_batch_weights"),
-        *_tests(GRAPH, "plain_sums"),
+        *_tests(GRAPH, "pipeline_fixed_rows plain_sums"),
     ],
     "tf_ooo/modes/layerpipe/delays.py": _LAYERPIPE,
     "tf_ooo/modes/layerpipe/cutting.py": _LAYERPIPE,

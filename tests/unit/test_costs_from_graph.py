@@ -17,6 +17,7 @@ from grappler_passes.graph.training_graph import (
 from tf_ooo.costs.from_graph import graph_costs
 from tf_ooo.costs.keras_model import _left_out
 from tf_ooo.errors import CostError
+from tf_ooo.rewriting.lowering import tasks_of_ops
 
 F, DO, DW, U, OTHER = (
     OpKind.FORWARD,
@@ -86,6 +87,19 @@ def test_forward_ops_count_for_the_highest_layer_they_depend_on():
     }
     assert {name for name, layer in layers.items() if layer == 1} == {"r1", "mm1", "loss", "metric"}
     assert "metric" not in layers_of_weights_and_readers(two_layers())
+
+
+def test_tasks_of_ops_leave_out_constants_and_what_the_backward_pass_does_not_need():
+    graph = two_layers()
+    added = dataclasses.replace(graph.ops["view"], type="Add")
+    tasks = tasks_of_ops(dataclasses.replace(graph, ops={**graph.ops, "view": added}))
+    of_tasks = {}
+    for name, task in tasks.items():
+        of_tasks.setdefault(str(task), set()).add(name)
+    assert of_tasks == {
+        "F:0": {"r0", "mm0", "relu0", "mask", "view"}, "F:1": {"r1", "mm1"}, "dO:1": {"g1"},
+        "dO:0": {"g0", "gr0"}, "dW:0": {"w0"}, "dW:1": {"w1"}, "U:0": {"u0"}, "U:1": {"u1"},
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

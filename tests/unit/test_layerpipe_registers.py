@@ -96,7 +96,7 @@ CUT = {
 
 
 def cut(changed, more=()):
-    """What the pass makes of a step of which nodes read other inputs than they should."""
+    """Cut a step of which some nodes read other inputs than they should."""
     step = traced("x Placeholder:", "f Tanh: x", "g Tanh: f:1", "h Add: f:1 g", *more).graph_def
     in_rounds = rounds({"x": 0, "f": 0, "g": 1, "h": 2}, before=[("f", "g")])
     reads = {name: read for name, read in (CUT | changed).items() if read is not None}

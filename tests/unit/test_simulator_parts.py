@@ -370,7 +370,7 @@ def test_a_message_within_a_machine_takes_a_core_at_either_end():
     assert at["F:0@1"] == (1, pytest.approx(2.5))
     # The first message has done 1 of its 2 s then; the second one follows, and F:1 waits for its latency.
     assert at["F:1"][0] == pytest.approx(3.5 + 0.5)
-    # Of one core the message takes all, as the task does; of five they take three together.
+    # The message takes all of one core, as the task does; together they take three of five.
     assert times(run(text, layers, dataclasses.replace(link, cores=1)))["F:0@1"] == (1, pytest.approx(3))
     five = times(run(text, layers, dataclasses.replace(link, cores=5)))
     assert (five["F:0@1"], five["F:1"][0]) == ((1, 2), pytest.approx(3.5))

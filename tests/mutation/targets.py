@@ -13,8 +13,8 @@ def _tests(folder: str, names: str) -> list[str]:
 
 # Tests stop at the first failure: those that notice most come first.
 _SCHEDULES = _tests(UNIT, "relation_edges simulator frozen_values")
-_CLASSIFY = _tests(GRAPH, "classify_parts classify_steps classify_rules classify")
-_CLOCK = _tests(UNIT, "clock simulator_parts simulator justification")
+_CLASSIFY = _tests(GRAPH, "classify_parts classify_steps classify_rules")
+_CLOCK = _tests(UNIT, "simulator_parts simulator clock justification")
 _PEAKS = _tests(UNIT, "peaks liveness")
 _LAYERPIPE = [
     *_tests(UNIT, "layerpipe_registers frozen_values"),
@@ -27,8 +27,9 @@ _LAYERPIPE = [
 TESTS: dict[str, list[str]] = {
     "tf_ooo/planning/model/relation.py": [*_SCHEDULES, *_tests(UNIT, "justification")],
     "tf_ooo/planning/simulation/simulator.py": [
-        *_tests(UNIT, "validate_errors simulator_parts runtime_times"),
+        *_tests(UNIT, "validate_errors simulator_parts"),
         *_SCHEDULES,
+        *_tests(UNIT, "runtime_times"),
     ],
     "tf_ooo/planning/model/memory.py": [*_tests(UNIT, "memory_curves"), *_SCHEDULES],
     "tf_ooo/rewriting/lowering.py": [

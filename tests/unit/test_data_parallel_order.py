@@ -135,6 +135,16 @@ def test_what_moved_are_the_ops_of_tasks_that_wait(some_steps, plan, of_a_step):
     assert result.moved_ops == STEPS * of_a_step
     assert result.notes == ()
     assert result.mixed == {}
+    assert result.tasks == {}
+
+
+def test_tasks_of_all_steps(some_steps):
+    """Of each step the ops that compute, without communication; nothing is counted for two steps."""
+    result = order_steps(some_steps, lambda graph: schedule(*EARLY_FIRST), with_tasks=True)
+    number = dict(zip(GraphIndex(some_steps).names, steps_of(some_steps), strict=True))
+    assert {task.kind for task in result.tasks.values()} == {"F", "dO", "dW", "U"}
+    assert all(number[name] == task.microbatch for name, task in result.tasks.items())
+    assert {task.microbatch for task in result.tasks.values()} == set(range(STEPS))
 
 
 def test_communication_in_the_order_of_the_schedule(some_steps):

@@ -8,7 +8,7 @@ import pytest
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.compat.shape_inference import OutputInfo
-from grappler_passes.errors import PassError
+from grappler_passes.errors import PassError, VerifyError
 from grappler_passes.graph.dependencies import GraphIndex
 from tf_ooo.errors import GraphError
 from tf_ooo.modes.layerpipe.cutting import LATE, LOCAL, CutPass, Reads, Register, RoundPass
@@ -283,4 +283,9 @@ def test_nodes_of_some_rounds():
     assert between(2, 3)["h"] == everything["h"]
     assert set(between(2, 3, "h", "one")) == {"g"}
     assert between(4, 4)["k"] == everything["k"][:2]
+    part = RoundPass(spread, 2, 3, frozenset())
+    for low, high, node, whose in ((2, 2, "h", "no"), (2, 4, "k", "the wrong")):
+        other = RoundPass(spread, low, high, frozenset()).run(delays.graph_def, None)
+        with pytest.raises(VerifyError, match=f"at node '{node}': is in {whose} round"):
+            part.postconditions(delays.graph_def, other, None)
     assert list(nodes(delays)["k"].input) == everything["k"]

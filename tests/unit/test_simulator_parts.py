@@ -375,7 +375,7 @@ def test_a_message_within_a_machine_takes_a_core_at_either_end():
     five = times(run(text, layers, dataclasses.replace(link, cores=5)))
     assert (five["F:0@1"], five["F:1"][0]) == ((1, 2), pytest.approx(3.5))
     apart = times(run(text, layers, Link(0.5, 2.0, machines=(0, 1), cores=2)))
-    assert (apart["F:0@1"], apart["F:1"][0]) == ((1, 2), 1 + 2 + 0.5)
+    assert (apart["F:0@1"], apart["F:1"]) == ((1, 2), (3.5, 6.5))
 
 
 def test_a_free_link_still_says_who_shares():

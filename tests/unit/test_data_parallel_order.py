@@ -139,7 +139,7 @@ def test_what_moved_are_the_ops_of_tasks_that_wait(some_steps, plan, of_a_step):
 
 
 def test_tasks_of_all_steps(some_steps):
-    """Of each step the ops that compute, without communication; nothing is counted for two steps."""
+    """Each step has tasks of ops that compute, without communication, and no op is counted for two steps."""
     result = order_steps(some_steps, lambda graph: schedule(*EARLY_FIRST), with_tasks=True)
     number = dict(zip(GraphIndex(some_steps).names, steps_of(some_steps), strict=True))
     assert {task.kind for task in result.tasks.values()} == {"F", "dO", "dW", "U"}

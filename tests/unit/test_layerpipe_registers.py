@@ -10,6 +10,7 @@ from tensorflow.core.framework import graph_pb2
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.errors import PassError, VerifyError
 from grappler_passes.graph.dependencies import GraphIndex
+from grappler_passes.passes.base import copy_of
 from tf_ooo.errors import GraphError
 from tf_ooo.modes.layerpipe.cutting import LATE, LOCAL, CutPass, Reads, Register, RoundPass
 from tf_ooo.modes.layerpipe.delays import delays_of
@@ -111,6 +112,7 @@ def cut(changed, more=()):
         ({"m": CUT["g"]}, "'new nodes' broken at node 'm': it is not in the step"),
         ({"h": Reads("g", CUT["h"].inputs, B)}, "'op' broken at node 'h': was Add, is Tanh"),
         ({"f": Reads("f", ("x:1",), A)}, "at node 'f': read x, reads x:1"),
+        ({"f": Reads("f", ("a",), A)}, "at node 'f': read x, reads a"),
         ({"g": Reads("g", (late(0, 1),), B)}, "at node 'g': no longer runs after 'f'"),
         ({"h": Reads("h", ("f:1", late(1, 1)), B)}, "at node 'h': reads f:1 of round 0 in round 2, past all"),
         (
@@ -288,4 +290,9 @@ def test_nodes_of_some_rounds():
         other = RoundPass(spread, low, high, frozenset()).run(delays.graph_def, None)
         with pytest.raises(VerifyError, match=f"at node '{node}': is in {whose} round"):
             part.postconditions(delays.graph_def, other, None)
+    for has_it in (0, 1):
+        before, result = copy_of(delays.graph_def), part.run(delays.graph_def, None)
+        next(n for n in (before, result.graph_def)[has_it].node if n.name == "g").attr["T"].type = 1
+        with pytest.raises(VerifyError, match="at node 'g': T is not what it was"):
+            part.postconditions(before, result, None)
     assert list(nodes(delays)["k"].input) == everything["k"]

@@ -98,7 +98,7 @@ def test_parts_are_as_many_as_are_said():
     assert refused(parts.replace(" dO:0@1", "")) == "missing: dO:0@1 is not in the schedule"
     none = parts.replace(" dO:0.1@0", "").replace(" dO:0.1@1", "")
     assert refused(none) == "missing: dO:0.1@0 is not in the schedule"
-    assert refused(parts.replace("dO:0.1@1", "dO:0.1@1 dO:0.3@0")) == "unknown op dO:0.3: there are 2 parts"
+    assert refused(parts.replace("dO:0.1@1", "dO:0.1@1 dO:0.5@0")) == "unknown op dO:0.5: there are 2 parts"
 
 
 def test_one_update_a_step_belongs_to_the_first_microbatch():

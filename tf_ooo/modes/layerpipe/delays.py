@@ -215,7 +215,7 @@ class _Cuts:
             )
         devices = self.rounds.device_of
         where = device or devices.get(producer) or next(iter(devices.values()))  # an input is on no device
-        register, depth = self.rows.get(((producer, port), where), (len(self.rows), 0))
+        register, depth = self.rows.get(((producer, port), where), (len(self.rows), delay))
         self.rows[(producer, port), where] = register, max(depth, delay)
         return late_name(register, delay)
 

@@ -66,8 +66,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take long first, so that all processes end at the same time; some behind all others."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files that take long first, so that all processes end at the same time; some behind all others.
+
+    In one process files come as they are named.
+    """
 
     def seconds(item: pytest.Item) -> float:
         mark = item.get_closest_marker("takes")
@@ -76,7 +79,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     first: dict[str, float] = {}
     for item in items:
         first[str(item.path)] = max(first.get(str(item.path), 0.0), seconds(item))
-    items.sort(key=lambda item: (item.nodeid.startswith(last.LAST), -first[str(item.path)]))
+    if not config.option.in_process:
+        items.sort(key=lambda item: (item.nodeid.startswith(last.LAST), -first[str(item.path)]))
     for item in items:
         unit = item.path.parent.name == "unit" and not item.get_closest_marker("slow")
         if unit or item.nodeid.startswith(QUICK):

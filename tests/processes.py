@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -203,13 +204,22 @@ def make_devices(count: int) -> None:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
 
 
+def devices_made() -> int:
+    """Return how many logical CPUs :func:`make_devices` has made."""
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is None:
+        return 0
+    made = tensorflow.config.get_logical_device_configuration
+    return len(made(tensorflow.config.list_physical_devices("CPU")[0]) or ())
+
+
 class InProcess:
-    """``--in-process``: skips what needs other processes."""
+    """``--in-process``: skips what needs other processes, or more devices than this one has."""
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
             kind = kind_of(item)
-            if kind.ranks or kind.devices > 1 or kind.environment:
+            if kind.ranks or kind.devices > max(1, devices_made()) or kind.environment:
                 item.add_marker(pytest.mark.skip(reason="needs a process of its own"))
 
 

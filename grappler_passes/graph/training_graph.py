@@ -203,8 +203,8 @@ def peak_bytes_by_device(training_graph: TrainingGraph, order: Sequence[str]) ->
     for name, done in zip(order, freed_after(training_graph, order), strict=True):
         size = _own_bytes(training_graph.ops[name])
         for device in places[name]:
-            alive[device] = alive.get(device, 0) + size
-            peak[device] = max(peak.get(device, 0), alive[device])
+            alive[device] = now = alive.get(device, 0) + size
+            peak[device] = max(peak.get(device, now), now)
         for gone in done:
             for device in places[gone]:
                 alive[device] -= _own_bytes(training_graph.ops[gone])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from tf_ooo.tracing.collecting import fixed_rows
+from tf_ooo.tracing.collecting import RowsNeeded, fixed_rows
 
 
-def rows_in_a_trace(make, *shape):
+def rows_in_a_trace(make, *shape, open_rows=False):
     """Return what is known of the indices that ``make`` computes of such a batch, while it is traced."""
     found = []
-    trace = tf.function(lambda x: found.append(fixed_rows(make(x))))
+    trace = tf.function(lambda x: found.append(fixed_rows(make(x), open_rows)))
     trace.get_concrete_function(tf.TensorSpec(shape, tf.int32))
     return found[0]
 
@@ -50,3 +50,23 @@ def test_positions_are_known(make):
 def test_rows_that_data_may_choose_are_not(make, shape):
     """Nor those that come as often as a batch has rows, and those that are drawn."""
     assert rows_in_a_trace(make, *shape) is None
+
+
+def of_many_ops(x):
+    rows = tf.range(4)
+    for _ in range(40):
+        rows = rows + tf.zeros([4], tf.int32)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda x: tf.range(tf.shape(x)[1]), "may depend on how many a batch has"),
+        (of_many_ops, "is computed by more ops than there may be"),
+    ],
+)
+def test_a_trace_with_known_rows_might_tell(make, message):
+    assert rows_in_a_trace(make, 2, None) is None
+    with pytest.raises(RowsNeeded, match=message):
+        rows_in_a_trace(make, 2, None, open_rows=True)

@@ -6,7 +6,7 @@ from tests.harness.children import PASSING, Children
 from tests.harness.command import Harness
 from tests.harness.drawing import Cases
 from tests.mutation.mutants import Mutant, mutants_of
-from tests.mutation.running import limit_s, run
+from tests.mutation.running import SETTING, limit_s, run
 from tests.mutation.targets import TESTS
 
 
@@ -19,7 +19,9 @@ main = Harness(
     "tests.mutation",
     "Changes one place of a module at a time and looks whether its quick tests notice.",
     _cases,
-    lambda mode, jobs: Children(run, jobs=jobs, limit_s=lambda m: limit_s(m.module), renewed_after=1),
+    lambda mode, jobs: Children(
+        run, lambda mutant: SETTING, jobs, lambda mutant: limit_s(mutant.module), renewed_after=1
+    ),
     group=lambda mutant: mutant.module,
     shown=lambda mutant: f"{mutant.operator}\n{mutant.diff()}",
     passing=(*PASSING, "hangs", "dies"),

@@ -81,6 +81,8 @@ def test_three_differences_are_shown():
     mine, other = dict.fromkeys("abc", 1), dict.fromkeys("abc", 2)
     assert refused(mine, other).count(";") == 2
     assert "more" not in refused(mine, other)
+    four = refused(mine | {"d": 1}, other | {"d": 2})
+    assert four.endswith("rank 1 has c 2, rank 0 has 1 (and 1 more differences)")
     five = refused(mine | {"d": 1, "e": 1}, other | {"d": 2, "e": 2})
     assert five.endswith("rank 1 has c 2, rank 0 has 1 (and 2 more differences)")
 

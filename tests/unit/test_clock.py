@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_ooo.planning.simulation.clock import LaneKind, LaneWork
+from tf_ooo.planning.simulation.clock import LaneKind, LaneWork, Tasks, run
 
 
 def clock(work):
@@ -125,3 +125,9 @@ def test_streams_share_a_device(occupancy, ends):
 
 def test_other_devices_are_not_shared():
     np.testing.assert_allclose(_pair((1.0, 1.0, 1.0), devices=(0, 1)).times()[1], (4, 2, 5))
+
+
+def test_where_nothing_runs_no_time_passes():
+    nothing = np.zeros(0, np.int64)
+    assert run(Tasks(np.zeros(0), nothing, nothing, np.zeros(0)), []).makespan_s == 0
+    assert run(Tasks(np.array([2.0, 3.0]), nothing, nothing, np.zeros(0)), [[0], [1]]).makespan_s == 3

@@ -5,10 +5,19 @@ import math
 
 import pytest
 
-from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable, forward_layers
+from grappler_passes.graph.training_graph import (
+    Layer,
+    Op,
+    OpKind,
+    TrainingGraph,
+    Variable,
+    forward_layers,
+    layers_of_weights_and_readers,
+)
 from tf_ooo.costs.from_graph import graph_costs
 from tf_ooo.costs.keras_model import _left_out
 from tf_ooo.errors import CostError
+from tf_ooo.rewriting.lowering import tasks_of_ops
 
 F, DO, DW, U, OTHER = (
     OpKind.FORWARD,
@@ -77,6 +86,50 @@ def test_forward_ops_count_for_the_highest_layer_they_depend_on():
         "c",
     }
     assert {name for name, layer in layers.items() if layer == 1} == {"r1", "mm1", "loss", "metric"}
+    assert "metric" not in layers_of_weights_and_readers(two_layers())
+
+
+def test_tasks_of_ops_leave_out_constants_and_what_the_backward_pass_does_not_need():
+    graph = two_layers()
+    added = dataclasses.replace(graph.ops["view"], type="Add")
+    tasks = tasks_of_ops(dataclasses.replace(graph, ops={**graph.ops, "view": added}))
+    of_tasks = {}
+    for name, task in tasks.items():
+        of_tasks.setdefault(str(task), set()).add(name)
+    assert of_tasks == {
+        "F:0": {"r0", "mm0", "relu0", "mask", "view"}, "F:1": {"r1", "mm1"}, "dO:1": {"g1"},
+        "dO:0": {"g0", "gr0"}, "dW:0": {"w0"}, "dW:1": {"w1"}, "U:0": {"u0"}, "U:1": {"u1"},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("told", "first"),
+    [
+        # A loop is in the layer of its highest op, and so is what reads it.
+        ({"together": [("mask", "mm1", "g1")]}, {"r0", "mm0"}),
+        ({"together": [("r0", "mm0"), ("metric", "c")]}, {"r0", "mm0", "relu0", "view", "mask", "c"}),
+        ({"joins": {"view": 1}}, {"r0", "mm0", "relu0", "mask", "c"}),
+        ({"joins": {"view": 0, "mask": 1}}, {"r0", "mm0"}),
+    ],
+)
+def test_loops_and_joins_raise_what_depends_on_them(told, first):
+    layers = forward_layers(two_layers(), **told)
+    assert {name for name, layer in layers.items() if layer == 0} == first
+    assert set(layers.values()) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("variables", "label", "name"),
+    [
+        (("conv1/kernel", "conv1/bias"), "", "conv1"),
+        (("net/conv1/kernel", "net/conv1/bias", "net/conv1/more/gain"), "", "net/conv1"),
+        (("net/conv1/kernel",), "", "net/conv1/kernel"),
+        (("a/kernel", "b/kernel"), "", "a/kernel, b/kernel"),
+        (("a/kernel", "a/bias"), "shared", "shared"),
+    ],
+)
+def test_a_layer_is_called_what_its_variables_have_in_common(variables, label, name):
+    assert Layer(0, variables, label=label).name == name
 
 
 def test_seconds_by_hand():

@@ -8,7 +8,9 @@ import pytest
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.compat.shape_inference import OutputInfo
+from grappler_passes.errors import PassError, VerifyError
 from grappler_passes.graph.dependencies import GraphIndex
+from grappler_passes.passes.base import copy_of
 from tf_ooo.errors import GraphError
 from tf_ooo.modes.layerpipe.cutting import LATE, LOCAL, CutPass, Reads, Register, RoundPass
 from tf_ooo.modes.layerpipe.delays import delays_of
@@ -84,6 +86,59 @@ def test_the_pass_makes_another_graph():
         ("late_f", "Tanh", ["x", "late/0_1"], B)
     ]
     assert [node.name for node in graph.node] == ["x", "one", "f", "g", "h", "k"]
+
+
+CUT = {
+    "x": Reads("x", (), ""),
+    "f": Reads("f", ("x",), A),
+    "g": Reads("g", (late(0, 1), "^f"), B),
+    "h": Reads("h", (late(0, 2), late(1, 1)), B),
+}
+
+
+def cut(changed, more=()):
+    """Cut a step of which some nodes read other inputs than they should."""
+    step = traced("x Placeholder:", "f Tanh: x", "g Tanh: f:1", "h Add: f:1 g", *more).graph_def
+    in_rounds = rounds({"x": 0, "f": 0, "g": 1, "h": 2}, before=[("f", "g")])
+    reads = {name: read for name, read in (CUT | changed).items() if read is not None}
+    rows = (Register(0, "f:1", B, 0, 2), Register(1, "g", B, 1, 1))
+    return CutPass(reads, in_rounds, rows, {})(step).graph_def
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"h": None}, "'kept' broken at node 'h': it is in no round"),
+        ({"m": CUT["g"]}, "'new nodes' broken at node 'm': it is not in the step"),
+        ({"h": Reads("g", CUT["h"].inputs, B)}, "'op' broken at node 'h': was Add, is Tanh"),
+        ({"f": Reads("f", ("x:1",), A)}, "at node 'f': read x, reads x:1"),
+        ({"f": Reads("f", ("a",), A)}, "at node 'f': read x, reads a"),
+        ({"g": Reads("g", (late(0, 1),), B)}, "at node 'g': no longer runs after 'f'"),
+        ({"h": Reads("h", ("f:1", late(1, 1)), B)}, "at node 'h': reads f:1 of round 0 in round 2, past all"),
+        (
+            {"g": Reads("g", (late(1, 2), "^f"), B)},
+            f"'g': reads {late(1, 2)} of round 0 in round 1, past",
+        ),
+        ({"h": Reads("h", (late(0, 1), late(1, 1)), B)}, "read f:1 of round 0, reads f:1 of 1 rounds before"),
+        ({"h": Reads("h", (late(0, 2), late(0, 1)), B)}, "read g of round 1, reads f:1 of 1 rounds before"),
+    ],
+)
+def test_a_wrong_cut_is_refused(changed, message):
+    with pytest.raises(PassError, match=message):
+        cut(changed)
+
+
+def test_an_op_in_no_round_reads_nothing_of_a_round():
+    assert [node.name for node in cut({}).node] == list("xfgh")
+    with pytest.raises(PassError, match="at node 'k': in round None it reads x, which round 0 makes"):
+        cut({"k": Reads("k", ("x",), A)}, ["k Tanh: x"])
+
+
+def test_nothing_is_read_before_it_is_made():
+    step = traced("x Placeholder:", "f Tanh: x").graph_def
+    earlier = CutPass({name: CUT[name] for name in "xf"}, rounds({"x": 2, "f": 1}), (), {})
+    with pytest.raises(PassError, match="at node 'f': in round 1 it reads x, which round 2 makes"):
+        earlier(step)
 
 
 def test_within_a_round_all_is_as_it_was():
@@ -166,9 +221,10 @@ def test_only_writes_of_the_step_part_reads():
     delays = delays_of(traced(*READS), rounds(of, dict.fromkeys(of, A)))
     assert [inputs(delays)[name] for name in "abc"] == [[late(0, 1)]] * 3
     gathered = [row.replace("assign AssignVariableOp: v x", "assign ResourceGather: v x") for row in READS]
-    of |= {"assign": 1, "x": 1}
-    delays = delays_of(traced(*gathered), rounds(of, dict.fromkeys(of, A)))
+    of |= {"assign": 1, "x": 1, "rows": 2}
+    delays = delays_of(traced(*gathered, "rows Tanh: assign"), rounds(of, dict.fromkeys(of, A)))
     assert [inputs(delays)[name] for name in "abc"] == [[late(0, 1)]] * 3
+    assert inputs(delays)["rows"] == [late(1, 1)]
     scatter = [
         row.replace("assign AssignVariableOp: v x", "assign ResourceScatterAdd: v x x") for row in READS
     ]
@@ -229,4 +285,14 @@ def test_nodes_of_some_rounds():
     assert between(2, 3)["h"] == everything["h"]
     assert set(between(2, 3, "h", "one")) == {"g"}
     assert between(4, 4)["k"] == everything["k"][:2]
+    part = RoundPass(spread, 2, 3, frozenset())
+    for low, high, node, whose in ((2, 2, "h", "no"), (2, 4, "k", "the wrong")):
+        other = RoundPass(spread, low, high, frozenset()).run(delays.graph_def, None)
+        with pytest.raises(VerifyError, match=f"at node '{node}': is in {whose} round"):
+            part.postconditions(delays.graph_def, other, None)
+    for has_it in (0, 1):
+        before, result = copy_of(delays.graph_def), part.run(delays.graph_def, None)
+        next(n for n in (before, result.graph_def)[has_it].node if n.name == "g").attr["T"].type = 1
+        with pytest.raises(VerifyError, match="at node 'g': T is not what it was"):
+            part.postconditions(before, result, None)
     assert list(nodes(delays)["k"].input) == everything["k"]

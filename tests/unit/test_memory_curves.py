@@ -177,3 +177,6 @@ def test_what_runs_again_is_freed_in_between():
     layers = [LayerCosts(1, 2, 3, activation_bytes=9, recomputed_bytes=6), LayerCosts(2, 0, 0)]
     text = "lane 0 0: F:0@0 F:1@0 dO:0@0 dW:0@0\n"
     assert curves(text, layers) == [[(0, 3), (3, 9), (8, 0)]]
+    parts = [LayerCosts(1, 8, 1, activation_bytes=24, weight_grad_bytes=4, recomputed_bytes=8)]
+    text = "parts dO:0: 0.25 0.75\nlane 0 0: F:0 dO:0 dO:0.1 dW:0\n"
+    assert curves(text, parts) == [[(0, 16), (1, 18), (3, 19), (9, 4), (10, 0)]]

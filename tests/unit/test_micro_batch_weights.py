@@ -10,7 +10,7 @@ import tensorflow as tf
 from grappler_passes.analysis.steps import SUM_ATTR
 from tf_ooo.compat import keras_compiled, versions
 from tf_ooo.errors import BackendError
-from tf_ooo.tracing.collecting import Collecting
+from tf_ooo.tracing.collecting import Collecting, added_up
 from tf_ooo.tracing.intercepting import TurnsNeeded
 from tf_ooo.tracing.micro_batches import FixedRows, parts_of, rows_of, split_rows
 
@@ -303,3 +303,8 @@ def test_what_does_not_fit_the_first_micro_batch_is_refused(monkeypatch):
     times = "train_step applies gradients {} times for the first micro-batch and {} times for another"
     assert refused(monkeypatch, [1], []) == times.format(1, 0)
     assert refused(monkeypatch, [1, 2], [1, 2], [1], count=2) == times.format(2, 1)
+
+
+def test_sums_of_replicas_are_added_up():
+    sums = [tf.constant(value) for value in (1.0, 2.0, 4.0)]
+    assert [float(added_up(sums[:count], "CPU:0")) for count in (1, 2, 3)] == [1, 3, 7]

@@ -9,7 +9,7 @@ import pytest
 
 from tf_ooo import LayerCosts, Link, Schedule, simulate
 from tf_ooo.costs.table import CostTable
-from tf_ooo.errors import CostError, OptionsError
+from tf_ooo.errors import CostError, OptionsError, ScheduleError
 from tf_ooo.planning.model.relation import Relation
 from tf_ooo.planning.simulation.simulator import task_seconds
 
@@ -49,6 +49,26 @@ def test_seconds_of_each_task():
     assert task_seconds(whole, layers[:2], link).tolist() == [4 * (0.5 + 2)]
     joined = Relation(Schedule.from_text(HEAD + "workers 3\nstage 0: 0-1\nlane 0 0: comm:0\n"), layers[:2])
     assert task_seconds(joined, layers[:2], link).tolist() == [4 * (0.5 + 3)]
+
+
+def test_devices_have_speeds_and_the_runtime_takes_time_for_each_task_but_messages():
+    layers = [LayerCosts(2, 4, 6, update_s=8, weight_bytes=16)]
+    text = "workers 2\nlane 0 0: F:0 dW:0 U:0\nlane 0 1: comm:0\nlane 1 0: dO:0\n"
+    relation = Relation(Schedule.from_text(HEAD + text), layers)
+    link = Link(bytes_per_s=4, speeds=(2, 0.5), task_s=0.25)
+    assert task_seconds(relation, layers, link).tolist() == [1.25, 3.25, 4.25, 2 * 8 / 4, 8.25]
+
+
+def test_layers_that_are_computed_again_are_there():
+    text = "lane 0 0: F:0 F:1 dO:1 dW:1 dO:0 dW:0\n"
+    assert times(run("recompute 1\n" + text, TWICE))["dO:1"] == (2, 4)
+    for layer in (2, 4):
+        with pytest.raises(ScheduleError) as caught:
+            run(f"recompute {layer}\n" + text, TWICE)
+        assert str(caught.value) == f"recompute {layer}: there are 2 layers"
+
+
+TWICE = [LayerCosts(1, 1, 1), LayerCosts(1, 1, 1)]
 
 
 @pytest.mark.parametrize("steps", [0, -1, 1.5, "2", None])
@@ -198,6 +218,14 @@ def test_new_weights_take_time_from_each_device_that_reads_them():
     assert (at["U:0"], at["U:0@1"]) == ((9, 16), (16, 23))
 
 
+def test_new_weights_take_no_time_where_nothing_reads_them():
+    """There is no dO; F:1 on the other device is of a layer without weights."""
+    text = "lane 0 0: F:0 dW:0 U:0\nlane 1 0: F:1\n"
+    layers = [LayerCosts(1, 0, 1, update_s=1, weight_bytes=30), LayerCosts(1, 0, 0)]
+    at = times(run(text, layers, Link(overhead_s_per_byte=0.1), head=WAVE))
+    assert at == {"F:0": (0, 1), "dW:0": (1, 2), "U:0": (2, 3), "F:1": (1, 2)}
+
+
 def test_synchronous_steps_send_no_new_weights():
     text = "microbatches 2\nlane 0 0: F:0@0 F:0@1 dO:0@0 dO:0@1\nlane 1 0: dW:0@0 dW:0@1 U:0@0\n"
     assert times(run(text, NEW_WEIGHTS[:1], Link(overhead_s_per_byte=0.1)))["F:0"] == (0, 1)
@@ -306,6 +334,21 @@ def test_devices_of_other_machines_do_not():
     text = "".join(f"lane {n} 0: F:{n}\n" for n in range(4))
     at = times(run(text, layers, Link(machines=(0, 0, 1), cores=8)))
     assert at == {"F:0": (0, 8), "F:1": (0, 8), "F:2": (0, 4), "F:3": (0, 4)}
+    # Its streams share the device that has not been told of.
+    layers, two = [*layers, layers[0]], text + "lane 3 1: F:4\n"
+    for machines in ((0, 0, 1), (2, 2, 7), (5, 5, 0)):
+        at = times(run(two, layers, Link(machines=machines, cores=8)))
+        assert at == {"F:0": (0, 8), "F:1": (0, 8), "F:2": (0, 4), "F:3": (0, 8), "F:4": (0, 8)}
+
+
+def test_a_slow_device_of_a_machine_needs_fewer_of_its_cores():
+    """2 s of work take the second device 4 s, with half of the cores; a fast one needs no more than all."""
+    text = "lane 0 0: F:0\nlane 1 0: F:1\n"
+    layers = [LayerCosts(4, 0, 0, occupancy=(1, 1, 1)), LayerCosts(2, 0, 0, inputs=(), occupancy=(1, 1, 1))]
+    slow = times(run(text, layers, dataclasses.replace(MACHINE, speeds=(1, 0.5))))
+    assert slow == {"F:0": (0, pytest.approx(6)), "F:1": (0, pytest.approx(6))}
+    fast = times(run(text, layers, dataclasses.replace(MACHINE, speeds=(1, 2))))
+    assert fast == {"F:0": (0, pytest.approx(5)), "F:1": (0, pytest.approx(2))}
 
 
 def test_a_task_of_which_nothing_is_known_takes_a_core():
@@ -327,8 +370,12 @@ def test_a_message_within_a_machine_takes_a_core_at_either_end():
     assert at["F:0@1"] == (1, pytest.approx(2.5))
     # The first message has done 1 of its 2 s then; the second one follows, and F:1 waits for its latency.
     assert at["F:1"][0] == pytest.approx(3.5 + 0.5)
+    # The message takes all of one core, as the task does; together they take three of five.
+    assert times(run(text, layers, dataclasses.replace(link, cores=1)))["F:0@1"] == (1, pytest.approx(3))
+    five = times(run(text, layers, dataclasses.replace(link, cores=5)))
+    assert (five["F:0@1"], five["F:1"][0]) == ((1, 2), pytest.approx(3.5))
     apart = times(run(text, layers, Link(0.5, 2.0, machines=(0, 1), cores=2)))
-    assert (apart["F:0@1"], apart["F:1"][0]) == ((1, 2), 1 + 2 + 0.5)
+    assert (apart["F:0@1"], apart["F:1"]) == ((1, 2), (3.5, 6.5))
 
 
 def test_a_free_link_still_says_who_shares():

@@ -257,8 +257,8 @@ def dependencies(graph: TrainingGraph) -> rx.PyDiGraph:
     return dag
 
 
-# This bit stands for what a variable holds; the bits below it are stages.
-_WEIGHTS = 1 << 4096
+# The lowest bit stands for what a variable holds; the bits above it are stages.
+_WEIGHTS, _FIRST_STAGE = 1, 2
 _READING = ("ReadVariableOp", "Resource")
 
 
@@ -296,7 +296,7 @@ def timed_ops(graph_def: graph_pb2.GraphDef, tasks: Mapping[str, Task]) -> dict[
     stages = {task.stage for task in tasks.values() if task.kind == "F"}
 
     def counts(name: str, task: Task) -> bool:
-        early = task.stage > min(stages) and not reads[name] & ~(1 << task.stage)
+        early = task.stage > min(stages) and not reads[name] & ~(_FIRST_STAGE << task.stage)
         return task.kind != "F" or (name in needed and not early)
 
     kept = {name: task for name, task in tasks.items() if counts(name, task)}
@@ -315,7 +315,7 @@ def _reads(
     bits: dict[str, int] = {}
     for node in graph_def.node:
         task = tasks.get(node.name)
-        own = 1 << task.stage if task is not None and task.kind == "F" else 0
+        own = _FIRST_STAGE << task.stage if task is not None and task.kind == "F" else 0
         bits[node.name] = own | (_WEIGHTS if node.op.startswith(_READING) else 0)
     stack = [name for name, own in bits.items() if own]
     while stack:

@@ -261,10 +261,10 @@ class Lockstep:
                 "initial_epoch, and list BackupAndRestore before OOOBackprop"
             )
         counts = [reply.steps for reply in replies]
-        known = [count for count in counts if count is not None]
-        if self.counts or len(known) < len(counts):
+        if self.counts or None in counts:
             self.left = self.of_epoch = None
             return
+        known = [count for count in counts if count is not None]
         self.left = self.of_epoch = least = min(known)
         if max(known) != least and not self._told:
             self._told = True

@@ -7,7 +7,7 @@ reader's device; at the end of each round every register takes the value of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -147,10 +147,10 @@ class Delays:
     """
 
     graph_def: graph_pb2.GraphDef
-    registers: list[Register] = field(default_factory=list)
-    copies: dict[str, tuple[str, str, OutputInfo]] = field(default_factory=dict)
-    logs: list[str] = field(default_factory=list)
-    logs_round: int = 0
+    registers: list[Register]
+    copies: dict[str, tuple[str, str, OutputInfo]]
+    logs: list[str]
+    logs_round: int
 
 
 def delays_of(traced: Traced, rounds: Rounds) -> Delays:
@@ -215,7 +215,7 @@ class _Cuts:
             )
         devices = self.rounds.device_of
         where = device or devices.get(producer) or next(iter(devices.values()))  # an input is on no device
-        register, depth = self.rows.get(((producer, port), where), (len(self.rows), 0))
+        register, depth = self.rows.get(((producer, port), where), (len(self.rows), delay))
         self.rows[(producer, port), where] = register, max(depth, delay)
         return late_name(register, delay)
 

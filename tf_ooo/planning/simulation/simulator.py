@@ -62,10 +62,8 @@ def _check_all_there(relation: Relation, kind: str, stage: int) -> None:
         raise ScheduleError(f"unknown op {slot}: {given}")
     for part in range(parts):
         slot = f".{part}" if part else ""
-        absent = np.flatnonzero(nodes[part] < 0) if part < len(nodes) else np.zeros(1, int)
-        if once and len(absent) == nodes.shape[1] - 1 and nodes[part, 0] >= 0:
-            continue
-        if len(absent):
+        absent = np.flatnonzero(nodes[part] < 0).tolist() if part < len(nodes) else [0]
+        if absent and not (once and absent == list(range(1, nodes.shape[1]))):
             raise ScheduleError(f"missing: {kind}:{stage}{slot}@{absent[0]} is not in the schedule")
 
 
@@ -107,7 +105,7 @@ def _waits(relation: Relation, stuck: Bools) -> dict[int, tuple[int, str]]:
             waits[node] = node - 1, f"{relation.task(node - 1)}, which stands before it"
     for edges in (edges for edges in relation.edges if not edges.steps):
         both = stuck[edges.source] & stuck[edges.target]
-        for source, target in zip(edges.source[both].tolist(), edges.target[both].tolist(), strict=True):
+        for source, target in np.stack((edges.source, edges.target), axis=1)[both].tolist():
             waits[target] = source, f"{_named(relation, source)} ({edges.why})"
     return waits
 
@@ -302,7 +300,7 @@ class _Links:
         devices = int(device.max(initial=0)) + 1
         pair = device[source].astype(np.int64) * devices + device[self.consumer]
         # Messages sorted by link, then by producer, which is the order of the lane.
-        key = pair * (len(device) + 1) + source
+        key = pair * len(device) + source
         unique, first, inverse = np.unique(key, return_index=True, return_inverse=True)
         self.producer, self.message_of = source[first], inverse
         self.size_bytes = np.zeros(len(unique))
@@ -338,10 +336,12 @@ def _shared(repeated: _Repeated, layers: Layers, link: Link, links: _Links) -> t
     """Return shares of a device with several streams, if costs tell them, or of one machine's cores."""
     relation = repeated.relation
     devices = [device for device, _ in relation.lanes]
-    own = max(link.machines, default=-1) + 1
-    # A number for each device, the same where they share cores.
-    machines = [*link.machines, *range(own + len(link.machines), own + max(devices, default=0) + 1)]
-    places = [machines[device] for device in devices]
+
+    def place(device: int) -> int:
+        """Return a number that devices which share cores have in common: no machine's for one by itself."""
+        return link.machines[device] if device < len(link.machines) else sum(link.machines) + device
+
+    places = list(map(place, devices))
     told = bool(link.machines) or any(layer.occupancy for layer in layers)
     if len(set(places)) == len(places) or not told:
         return None
@@ -364,7 +364,7 @@ def _shared(repeated: _Repeated, layers: Layers, link: Link, links: _Links) -> t
         return repeated.tile(share), np.array(places, np.int32)
     first = links.starts[:-1]
     pairs = zip(links.source_device[first].tolist(), links.target_device[first].tolist(), strict=True)
-    within = [machines[a] if link.machines and machines[a] == machines[b] else -1 for a, b in pairs]
+    within = [place(a) if place(a) == place(b) else -1 for a, b in pairs]
     # A message between processes of one machine is copied by both of them.
     sending = min(1.0, 2 / link.cores) if link.machines else 0.0
     sent = np.full(len(links.nodes), sending)

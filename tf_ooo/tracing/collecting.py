@@ -102,8 +102,8 @@ class Collecting:
         self.applied: list[_Applied] = []
         self._open_rows, self._in_turns = open_rows, in_turns
         self._graph: Any = None
-        self._number: int
-        self._calls: int
+        self._number = 0
+        self._calls = 0
         self.notes: list[str] = []  # what differs from a step on the batch in one
         self._taped, self._scaled = Taped(), Scaled()
         self.given: list[Given] = []

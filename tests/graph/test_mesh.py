@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -79,6 +80,23 @@ def test_each_replica_is_sent_a_weight_once_and_none_has_all_of_them(fitted):
     updates = [node for node in nodes.values() if node.op.startswith("Assign")]
     updated = {node.device[-5:] for node in updates if node.attr["_ooo_kind"].s == b"U"}
     assert updated == {"CPU:0", "CPU:1", "CPU:2", "CPU:3"}
+
+
+def test_updates_elsewhere_are_sent_the_learning_rate_once_and_one_message_says_that_they_are_done(fitted):
+    nodes = {node.name: node for node in fitted.report.rewritten_graph.node}
+    read, waits = Counter(), Counter()
+    for node in nodes.values():
+        sources = [(text[0], nodes[text.lstrip("^").split(":")[0]]) for text in node.input]
+        elsewhere = [(mark, source) for mark, source in sources if source.device != node.device]
+        if node.op == "NoOp":
+            waits.update((node.name, source.device) for mark, source in elsewhere if mark == "^")
+        if node.attr["_ooo_kind"].s == b"U":
+            reads = {source.name for _, source in elsewhere if source.op == "ReadVariableOp"}
+            read.update((nodes[name].input[0], name, node.device) for name in reads)
+    assert len(read) == 3 < sum(read.values()), "one variable, on three devices"
+    assert len({variable for variable, _, _ in read}) == 1
+    assert len(waits) >= 3
+    assert set(waits.values()) == {1}
 
 
 def test_each_lane_is_in_its_order(fitted):

@@ -13,6 +13,7 @@ from grappler_passes import passes
 from grappler_passes.errors import PassError, VerifyError
 from grappler_passes.passes.base import Pass, PassPipeline, Relaxation, relaxed_by
 from grappler_passes.passes.gates import GatesPass
+from grappler_passes.passes.gathered import GatherPass
 from grappler_passes.passes.local_constants import LocalConstantsPass
 from grappler_passes.passes.plain_assigns import PlainAssignsPass
 from grappler_passes.passes.plain_sums import PlainSumsPass
@@ -112,6 +113,12 @@ def update():
     )  # fmt: skip
 
 
+def waits():
+    graph = graph_of("a Abs:", "b Abs:", "end NoOp: ^a ^b")
+    graph.node[2].device = CPU.format(1)
+    return graph
+
+
 PLAN = RewritePlan(edges=(("a", "b"),), kinds={"a": "dO"}, devices={"a": CPU.format(1)}, joins={"join": ""})
 
 
@@ -122,6 +129,7 @@ def gained():
 CASES = [
     (AnnotatePass(PLAN), two_ops),
     (GatesPass(), gates),
+    (GatherPass(), waits),
     (JoinsPass(PLAN), two_ops),
     (LocalConstantsPass(), shared_constant),
     (OrderPass(PLAN), two_ops),

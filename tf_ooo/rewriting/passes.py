@@ -4,7 +4,7 @@
 |---|---|---|
 | one device | separate | annotate, order, verify |
 | data parallel | separate | annotate and order each step by itself; steps, verify |
-| pipeline | plain sums, repeat, read once | placement, local constants, joins, order, annotate, verify |
+| pipeline | plain sums, repeat, read once | placement, constants, joins, order, gather, annotate, verify |
 | its evaluation | | placement, local constants, verify |
 
 The result is verified against the original graph.  Plain sums, and ops that run again, are checked by their
@@ -21,6 +21,7 @@ from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.graph.dependencies import SWITCHES, GraphIndex, has_side_effects, reached
 from grappler_passes.passes.base import Pass, PassPipeline, PassResult, relaxed_by
+from grappler_passes.passes.gathered import GatherPass
 from grappler_passes.passes.local_constants import LocalConstantsPass
 from grappler_passes.passes.plain_sums import PlainSumsPass
 from grappler_passes.passes.read_once import ReadOncePass
@@ -155,7 +156,8 @@ def placing(
     ``last`` are passes that check themselves.
     """
     placement = PlacementPass(plan, tuple(available))
-    passes = [placement, LocalConstantsPass(), JoinsPass(plan), OrderPass(plan), AnnotatePass(plan)]
+    ordering = [JoinsPass(plan), OrderPass(plan), GatherPass(), AnnotatePass(plan)]
+    passes: list[Pass] = [placement, LocalConstantsPass(), *ordering]
     ran = 1 + (len(before.passes) if before else 0)
     check = _verified(passes, step.graph_def, known=step.index)
     return PassPipeline([*check.passes, *last], dump_dir, ran)

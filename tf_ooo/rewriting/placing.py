@@ -6,6 +6,7 @@ import functools
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tensorflow.core.framework import node_def_pb2, types_pb2
 
@@ -65,23 +66,46 @@ def read_once(step: StepGraph, replica_of_node: Sequence[int | None]) -> dict[st
     for i, op in enumerate(index.ops):
         if replica_of_node[i] is not None and has_side_effects(op) and not only_reads(op):
             written |= states_of(index, i)
-    firsts: dict[tuple[int, int, int, frozenset[int]], str] = {}
+    firsts: dict[Any, str] = {}
     stands_for: dict[str, str] = {}
     for i in sorted(index.order, key=step.turns.__getitem__):
-        replica, context = replica_of_node[i], index.contexts[i]
-        if index.ops[i] != _READ or replica is None or context.frame or context.branches:
+        replica, version = replica_of_node[i], _version(step, i)
+        if replica is None or version is None or index.names[version[0]] in written:
             continue
-        waits_for = frozenset(index.control_preds[i])
-        if any(replica_of_node[before] is not None for before in waits_for):  # it waits for its micro-batch
+        if any(replica_of_node[before] is not None for before in version[2]):  # it waits for its micro-batch
             continue
-        handle = index.data_preds[i][0][0]
-        if index.names[handle] in written or index.ops[handle] not in ("_Arg", "VarHandleOp"):
-            continue
-        dtype = int(step.graph_def.node[i].attr["dtype"].type)
-        first = firsts.setdefault((replica, handle, dtype, waits_for), index.names[i])
+        first = firsts.setdefault((replica, version), index.names[i])
         if first != index.names[i]:
             stands_for[index.names[i]] = first
     return stands_for
+
+
+def read_by_updates(step: StepGraph, homes: Homes) -> dict[str, str]:
+    """Return reads of what updates on several devices read, and the first, which takes their place.
+
+    An optimizer reads its learning rate for each weight: so a device is sent it once.
+    """
+    devices: dict[Any, dict[str, str]] = {}
+    for name, (_, layer, _) in step.where.items():
+        i = step.index.index[name]
+        if step.steps[i] == step.count and (version := _version(step, i)) is not None:
+            devices.setdefault(version, {})[name] = homes.of_variables(layer)
+    shared = (list(reads) for reads in devices.values() if len(set(reads.values())) > 1)
+    return {read: reads[0] for reads in shared for read in reads[1:]}
+
+
+def _version(step: StepGraph, i: int) -> tuple[int, int, frozenset[int]] | None:
+    """Return (variable, type, what it waits for) of a read; reads of the same value have the same.
+
+    It is None for another op, and for a read that runs in a loop or in a branch.
+    """
+    index, context = step.index, step.index.contexts[i]
+    if index.ops[i] != _READ or context.frame or context.branches:
+        return None
+    handle = index.data_preds[i][0][0]
+    if index.ops[handle] not in ("_Arg", "VarHandleOp"):
+        return None
+    return handle, int(step.graph_def.node[i].attr["dtype"].type), frozenset(index.control_preds[i])
 
 
 def reads_elsewhere(step: StepGraph, homes: Homes) -> bool:

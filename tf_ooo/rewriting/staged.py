@@ -34,6 +34,7 @@ from tf_ooo.rewriting.placing import (
     far_slices,
     one_pipeline,
     place,
+    read_by_updates,
     read_once,
     reads_elsewhere,
 )
@@ -112,6 +113,8 @@ def rewrite_taken(
     started, homes = time.perf_counter(), plan.homes
     merges = homes.replicas > 1 or (step.count > 1 and reads_elsewhere(step, homes))
     stands_for = read_once(step, homes.replica_of_node(step)) if merges else {}
+    if not plan.compile_tasks:  # its tasks would wait for each other
+        stands_for |= read_by_updates(step, homes)
     changes = passes.changing(step, plan.recompute, stands_for, dump_dir)
     if changes.passes:
         graph_def = changes(step.graph_def).graph_def

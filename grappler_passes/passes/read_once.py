@@ -12,12 +12,11 @@ from grappler_passes.compat.graph_protos import split_input
 from grappler_passes.errors import PlanError
 from grappler_passes.graph.dependencies import has_side_effects, only_reads
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import PassResult, Relaxation, copy_of
-from grappler_passes.passes.verify import VerifiedPass
+from grappler_passes.passes.base import Pass, PassResult, Relaxation, copy_of
 
 
 @dataclass(frozen=True)
-class ReadOncePass(VerifiedPass):
+class ReadOncePass(Pass):
     """Rewires the readers of each key of ``stands_for`` to the op that stands for it.
 
     The replaced reads stay, and the one that stands for them waits for them: a write of the variable still

@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes.graph.dependencies import SWITCHES, GraphIndex, has_side_effects, reached
+from grappler_passes.graph.dependencies import SWITCHES, has_side_effects, reached
 from grappler_passes.passes.base import Pass, PassPipeline, PassResult, relaxed_by
 from grappler_passes.passes.local_constants import LocalConstantsPass
 from grappler_passes.passes.plain_sums import PlainSumsPass
@@ -137,36 +137,35 @@ def adding_up(dump_dir: Folder = None) -> PassPipeline:
     return PassPipeline([PlainSumsPass()], dump_dir)
 
 
-def changing(
-    step: StepGraph, repeated: Collection[int], stands_for: Mapping[str, str], dump_dir: Folder = None
-) -> PassPipeline:
-    """Make the passes that rerun the forward of layers for their dO, and share reads, in a pipeline.
-
-    If neither is wanted there is no pass.
-    """
-    passes: list[Pass] = [RepeatPass(*to_repeat(step, repeated))] if repeated else []
-    passes += [ReadOncePass(stands_for)] if stands_for else []
+def changing(step: StepGraph, repeated: Collection[int], dump_dir: Folder = None) -> PassPipeline:
+    """Make the pass that reruns the forward of layers for their dO, in a pipeline; no pass without layers."""
+    passes = [RepeatPass(*to_repeat(step, repeated))] if repeated else []
     return PassPipeline(passes, dump_dir, ran=1)
+
+
+def sharing(stands_for: Mapping[str, str], ran: int, dump_dir: Folder = None) -> PassPipeline:
+    """Make the pass that shares reads, after ``ran`` others; no pass if there is nothing to share."""
+    return PassPipeline([ReadOncePass(stands_for)] if stands_for else [], dump_dir, ran)
 
 
 def placing(
     plan: RewritePlan,
     available: Sequence[str],
     step: StepGraph,
+    shared: PassResult,
     dump_dir: Folder = None,
-    before: PassPipeline | None = None,
+    ran: int = 1,
     last: Sequence[Pass] = (),
 ) -> PassPipeline:
-    """Make the passes that place a pipeline's step after the passes ``before``; ``available``: all devices.
+    """Make the passes that place a pipeline's step, ``shared`` its reads; ``available``: all devices.
 
     ``last`` are passes that check themselves.
     """
     placement = PlacementPass(plan, tuple(available))
     ordering = [JoinsPass(plan), OrderPass(plan), GatherPass(), AnnotatePass(plan)]
     passes: list[Pass] = [placement, LocalConstantsPass(), *ordering]
-    ran = 1 + (len(before.passes) if before else 0)
-    check = _verified(passes, step.graph_def, known=step.index)
-    return PassPipeline([*check.passes, *last], dump_dir, ran)
+    check = VerifyPass(step.graph_def, shared.replaced, relaxed_by(ReadOncePass, *passes), step.index)
+    return PassPipeline([*passes, check, *last], dump_dir, ran)
 
 
 def placing_forward(
@@ -181,9 +180,8 @@ def _verified(
     original: graph_pb2.GraphDef,
     dump_dir: Folder = None,
     separated: PassResult | None = None,
-    known: GraphIndex | None = None,
 ) -> PassPipeline:
     """Add a check that nothing differs from ``original`` but what the passes and the separation declare."""
     before, replaced = ((), frozenset[str]()) if separated is None else ((SeparatePass,), separated.replaced)
-    check = VerifyPass(original, replaced, relaxed_by(*before, *passes), known)
+    check = VerifyPass(original, replaced, relaxed_by(*before, *passes))
     return PassPipeline([*passes, check], dump_dir, ran=len(before))

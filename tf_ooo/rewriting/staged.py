@@ -115,13 +115,18 @@ def rewrite_taken(
     stands_for = read_once(step, homes.replica_of_node(step)) if merges else {}
     if not plan.compile_tasks:  # its tasks would wait for each other
         stands_for |= read_by_updates(step, homes)
-    changes = passes.changing(step, plan.recompute, stands_for, dump_dir)
+    changes = passes.changing(step, plan.recompute, dump_dir)
     if changes.passes:
         graph_def = changes(step.graph_def).graph_def
         step = step.after(graph_def, repeats(graph_def))
+    before, ran = step, 1 + len(changes.passes)
+    shared = passes.sharing(stands_for, ran, dump_dir)(step.graph_def)
+    if stands_for:
+        step, ran = step.after(shared.graph_def, step.repeated), ran + 1
     rewrite, left_out = _rewrite_plan(step, plan)
     last = _compiling(step, plan, rewrite, refused) if plan.compile_tasks else []
-    done = passes.placing(rewrite, plan.available, step, dump_dir, changes, last)(step.graph_def)
+    placing = passes.placing(rewrite, plan.available, before, shared, dump_dir, ran, last)
+    done = placing(step.graph_def)
     layers, where = step.graph.layers, step.where.items()
     notes = told(
         lambda: Places({name: f"{kind} of {layers[layer].name}" for name, (kind, layer, _) in where}),

@@ -89,7 +89,7 @@ def read_by_updates(step: StepGraph, homes: Homes) -> dict[str, str]:
     for name, (_, layer, _) in step.where.items():
         i = step.index.index[name]
         if step.steps[i] == step.count and (version := _version(step, i)) is not None:
-            devices.setdefault(version, {})[name] = homes.of_variables(layer)
+            devices.setdefault((step.turns[i], version), {})[name] = homes.of_variables(layer)
     shared = (list(reads) for reads in devices.values() if len(set(reads.values())) > 1)
     return {read: reads[0] for reads in shared for read in reads[1:]}
 

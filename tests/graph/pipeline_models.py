@@ -56,8 +56,8 @@ def mlp():
     )
 
 
-def eight_layers():
-    hidden = [layers.Dense(width, activation="tanh") for width in (33, 21, 17, 40, 9, 13, 29)]
+def eight_layers(activation="tanh"):
+    hidden = [layers.Dense(width, activation=activation) for width in (33, 21, 17, 40, 9, 13, 29)]
     return keras.Sequential([keras.Input((7,)), *hidden, layers.Dense(3)])
 
 

@@ -121,9 +121,7 @@ class Peaks(keras.callbacks.Callback):
         self.bytes = [worker["peak"] for worker in self._ask()]
 
 
-def measured_peaks(
-    cluster, build, schedule, epochs, limit_bytes=None, recompute="none", replicas=None, microbatches=COUNT
-):
+def measured_peaks(cluster, build, schedule, epochs, limit_bytes=None, microbatches=COUNT, **options):
     """Return the last step's bytes on each worker, and the report. The second step is the first there."""
     keras.utils.set_random_seed(3)
     model, x, y = build()
@@ -131,8 +129,8 @@ def measured_peaks(
     model.compile(keras.optimizers.Adam(1e-3), loss, jit_compile=False)
     ours = tf_ooo.OOOBackprop(
         mode="pipeline", devices=cluster.addresses, schedule=schedule, profile_steps=0,
-        microbatches=microbatches, memory_limit_bytes=limit_bytes, recompute=recompute, replicas=replicas,
-        loop_parts=4 if build is parted else 1,
+        microbatches=microbatches, memory_limit_bytes=limit_bytes, loop_parts=4 if build is parted else 1,
+        **options,
     )  # fmt: skip
     peaks = Peaks(cluster.ask)
     model.fit(x, y, batch_size=len(x), epochs=epochs, verbose=0, callbacks=[ours, peaks])
@@ -191,7 +189,7 @@ def test_layers_that_run_again_need_less_as_the_allocators_count_it(cluster):
     assert max(least) < limit < max(free)
     with pytest.raises(MemoryLimitError):
         peaks_of(1, limit)
-    peaks, report = peaks_of(4, limit, "auto")
+    peaks, report = peaks_of(4, limit, recompute="auto")
     assert 0 < max(peaks) <= limit
     assert 0 < len(report.planned.recompute) < len(report.layers)
     assert left_behind(cluster) == [0, 0]

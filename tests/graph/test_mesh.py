@@ -35,22 +35,17 @@ MODELS = {
 }
 
 
-@pytest.fixture(name="fits_of_model", scope="module")
-def _fits_of_model():
-    """Return the fits of a model on one pipeline, on two by a schedule each, and on four."""
-
-    @functools.cache
-    def fits(name):
-        training = Training(*MODELS[name], epochs=2)
-        one = training.piped(pipelined("gpipe"))
-        two = fits_of(training, "gpipe", "auto", replicas=2)
-        return one, two, training.piped(pipelined("gpipe", replicas=4))
-
-    return fits
+@functools.cache
+def fits_of_model(name):
+    """Return the fits on one pipeline, on two by each of two schedules, and on four."""
+    training = Training(*MODELS[name], epochs=2)
+    one = training.piped(pipelined("gpipe"))
+    two = fits_of(training, "gpipe", "auto", replicas=2)
+    return one, two, training.piped(pipelined("gpipe", replicas=4))
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_replicas_train_as_one_pipeline_does(name, fits_of_model):
+def test_replicas_train_as_one_pipeline_does(name):
     """Up to the order in which gradients are added up; all schedules have the same bits."""
     one, two, four = fits_of_model(name)
     assert_equal_bits(two["gpipe"].weights, two["auto"].weights)
@@ -121,7 +116,7 @@ def test_each_lane_is_in_its_order(fitted):
     assert orders[1, 0][:4] == [("F", 0), ("dO", 0), ("F", 1), ("dO", 1)]
 
 
-def test_states_that_pass_through_all_replicas_do_not_hold_their_lanes_up(fits_of_model):
+def test_states_that_pass_through_all_replicas_do_not_hold_their_lanes_up():
     """Moving averages change micro-batch by micro-batch: no lane of the second waits for the first."""
     _, two, _ = fits_of_model("batch_normalized")
     report = two["gpipe"].report

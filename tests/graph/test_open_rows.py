@@ -138,24 +138,19 @@ def piped(schedule, **options):
     return pipelined(schedule, **{"devices": 2, "microbatches": 3, "check_loss": False} | options)
 
 
-@pytest.fixture(name="shared", scope="module")
-def _shared():
+@functools.cache
+def sharing(case):
     """Return the fits of a case, and what the first left, in which sizes shared a trace."""
-
-    @functools.cache
-    def of_case(case):
-        fits = Fits(*CASES[case])
-        fitted = fits.fit(piped("1f1b"))
-        assert fits.traced == SHARED
-        return fits, fitted
-
-    return of_case
+    fits = Fits(*CASES[case])
+    fitted = fits.fit(piped("1f1b"))
+    assert fits.traced == SHARED
+    return fits, fitted
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_sizes_that_differ(case, shared, monkeypatch):
-    """As stock trains, or, if numbers depend on the micro-batches, as with a trace for each size."""
-    fits, shared = shared(case)
+def test_sizes_that_differ(case, monkeypatch):
+    """Stock leaves the same, or, if numbers depend on micro-batches, a trace for each size does."""
+    fits, shared = sharing(case)
     if case in ("two_inputs", "executions"):
         each = fits.fit()
     else:  # stock's averages and masks are those of batches, and its ``Mean`` counts a step without a batch
@@ -168,9 +163,9 @@ def test_sizes_that_differ(case, shared, monkeypatch):
     assert shared.history.get("accuracy") == each.history.get("accuracy")
 
 
-def test_all_schedules_share_alike(shared):
+def test_all_schedules_share_alike():
     """Whichever steps are on one device: what counts is which batches the fit has had."""
-    fits, shared = shared("dropping")
+    fits, shared = sharing("dropping")
     again = fits.fit(piped("zb_h1", profile_steps=1))
     assert_equal_bits(shared.weights, again.weights)
     assert_equal_bits(shared.state, again.state)
@@ -181,8 +176,7 @@ def test_class_weights_and_replicas():
     settings = {"class_weight": {0: 1.0, 1: 2.0, 2: 0.5}}
     stock = fits.fit(**settings)
     fitted = fits.fit(pipelined("1f1b", devices=4, replicas=2), **settings)
-    looked_at = 2  # a micro-batch and two in one, before the first step
-    assert fits.traced == SHARED + looked_at
+    assert fits.traced == SHARED + 2  # a micro-batch is looked at, and two in one, before the first step
     assert distance(stock.weights, fitted.weights) < 1e-4
 
 
@@ -197,10 +191,9 @@ def test_what_needs_the_rows_is_traced_with_them(make, data, compiled):
     fits = Fits(make, adam, data, compiled)
     fitted = fits.fit(piped("1f1b"))
     assert fits.traced >= ALONE
-    stock = fits.fit() if make is places else None
     assert np.isfinite(fitted.history["loss"]).all()
-    if stock is not None:
-        assert distance(stock.weights, fitted.weights) < 1e-3
+    if make is places:
+        assert distance(fits.fit().weights, fitted.weights) < 1e-3
 
 
 def test_a_memory_limit_needs_the_rows():

@@ -202,38 +202,26 @@ def test_a_weight_of_several_stages_is_sent_once():
 
 # A GRU of Keras 3 takes its bias apart, a layer of costs for each part.
 LAST = 5 if KERAS_3 else 3
-# Costs for each cut; where it matters, the loops that the devices start then.
-CUTS = {
-    "looped": [
-        (costs_of([LAST, *[1] * LAST]), (4, 8)),
-        (costs_of([*[1] * (LAST - 1), LAST - 2, 1]), (8, 4)),
-    ],
-    "residual": [(cut_at(4, cut), None) for cut in (1, 2, 3)],
-    "used_again": [(cut_at(3, cut), None) for cut in (1, 2)],
-    "tied": [(cut_at(3, cut), None) for cut in (1, 2)],
-}
+BEHIND_FIRST, BEHIND_SECOND = costs_of([LAST, *[1] * LAST]), costs_of([*[1] * (LAST - 1), LAST - 2, 1])
+# Keras 2 hides the loops of LSTM and GRU in functions.
+STARTED = [{"CPU:0": 4, "CPU:1": 8}, {"CPU:0": 8, "CPU:1": 4}] if KERAS_3 else [{"CPU:1": 4}] * 2
 MODELS = {
-    "looped": (looped, adam, (normal(48, 4, 2), Y)),
-    "residual": (looped_residual, momentum, (normal(48, 4, 3), Y)),
-    "used_again": (looped_again, momentum, (normal(48, 4, 6), Y)),
-    "tied": (LanguageModel, adam, (WORDS, NEXT_WORDS)),
+    "looped": (looped, adam, (normal(48, 4, 2), Y), [BEHIND_FIRST, BEHIND_SECOND]),
+    "residual": (looped_residual, momentum, (normal(48, 4, 3), Y), [cut_at(4, cut) for cut in (1, 2, 3)]),
+    "used_again": (looped_again, momentum, (normal(48, 4, 6), Y), [cut_at(3, cut) for cut in (1, 2)]),
+    "tied": (LanguageModel, adam, (WORDS, NEXT_WORDS), [cut_at(3, cut) for cut in (1, 2)]),
 }
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_comes_out_of_a_loop_meets_something_lower(name):
-    """Under each cut that there is, and under two where three whole loops are stacked.
-
-    Keras 2 hides the loops of LSTM and GRU in functions.
-    """
-    training = Training(*MODELS[name], epochs=2)
-    fits = {}
-    for cut, (costs, started) in enumerate(CUTS[name]):
+    """Under each cut that there is, and under two where three whole loops are stacked."""
+    *model, cuts = MODELS[name]
+    training, fits = Training(*model, epochs=2), {}
+    for cut, costs in enumerate(cuts):
+        given = {"microbatches": 2, "costs": costs, "check_loss": name in ("looped", "tied")}
         for schedule in ("zb_h1",) if cut else ("gpipe", "zb_h1"):
-            given = {"microbatches": 2, "costs": costs, "check_loss": name in ("looped", "tied")}
-            fitted = training.piped(pipelined(schedule, **given))
-            fits[schedule, cut] = fitted
-            if started is not None:
-                expected = dict(zip(("CPU:0", "CPU:1"), started, strict=True)) if KERAS_3 else {"CPU:1": 4}
-                assert Rewritten(fitted.report).loops_by_device() == expected
+            fitted = fits[schedule, cut] = training.piped(pipelined(schedule, **given))
+            if name == "looped":
+                assert Rewritten(fitted.report).loops_by_device() == STARTED[cut]
     assert_same_bits(training, fits, far=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import types
 
@@ -19,20 +20,20 @@ from tf_ooo.hosts import cluster as workers
 
 pytestmark = pytest.mark.takes(60)
 # Micro-batches.  Plans leave a ninth of the limit free; rounding and work spaces of small models may pass it.
-COUNT = 8
+COUNT = 4
 
 
-def deep(rows=384, width=192):
+def deep(rows=768, width=192):
     """Activations are most of it."""
     return dense(rows, width, 8)
 
 
-def wide(rows=48, width=1024):
+def wide(rows=96, width=1024):
     """Weights, their gradients and Adam's slots are."""
     return dense(rows, width, 8)
 
 
-def recurrent(rows=256, steps=8, width=288):
+def recurrent(rows=512, steps=8, width=288):
     """Loops keep most of what is kept."""
     stacked = [keras.layers.LSTM(width, return_sequences=True), keras.layers.GRU(width)]
     inputs = keras.Input((steps, 24), batch_size=rows * COUNT)
@@ -40,7 +41,7 @@ def recurrent(rows=256, steps=8, width=288):
     return model, *sequences(rows, steps)
 
 
-def parted(rows=256, steps=16, width=288):
+def parted(rows=512, steps=16, width=288):
     """One loop, cut between its time steps."""
     inputs = keras.Input((steps, 24), batch_size=rows * COUNT)
     model = keras.Sequential([inputs, keras.layers.LSTM(width), keras.layers.Dense(4)])
@@ -53,7 +54,7 @@ def sequences(rows, steps):
     return x, random.integers(0, 4, rows * COUNT)
 
 
-def tied(rows=24, words=12, table=9000, width=192):
+def tied(rows=48, words=12, table=9000, width=192):
     """An embedding that is the output's kernel too: its gradient comes from both workers."""
 
     class Tied(keras.layers.Layer):
@@ -74,7 +75,7 @@ def tied(rows=24, words=12, table=9000, width=192):
     return keras.Model(inputs, Tied()(inputs)), x.astype("int32"), y
 
 
-def smooth(rows=384, width=192):
+def smooth(rows=768, width=192):
     """The tensors between layers and activations are kept for the backward pass; they can be had again."""
     return dense(rows, width, 6, "gelu")
 
@@ -120,7 +121,7 @@ class Peaks(keras.callbacks.Callback):
         self.bytes = [worker["peak"] for worker in self._ask()]
 
 
-def measured_peaks(cluster, build, schedule, epochs, limit_bytes=None, recompute="none", replicas=None):
+def measured_peaks(cluster, build, schedule, epochs, limit_bytes=None, microbatches=COUNT, **options):
     """Return the last step's bytes on each worker, and the report. The second step is the first there."""
     keras.utils.set_random_seed(3)
     model, x, y = build()
@@ -128,8 +129,8 @@ def measured_peaks(cluster, build, schedule, epochs, limit_bytes=None, recompute
     model.compile(keras.optimizers.Adam(1e-3), loss, jit_compile=False)
     ours = tf_ooo.OOOBackprop(
         mode="pipeline", devices=cluster.addresses, schedule=schedule, profile_steps=0,
-        microbatches=COUNT, memory_limit_bytes=limit_bytes, recompute=recompute, replicas=replicas,
-        loop_parts=4 if build is parted else 1,
+        microbatches=microbatches, memory_limit_bytes=limit_bytes, loop_parts=4 if build is parted else 1,
+        **options,
     )  # fmt: skip
     peaks = Peaks(cluster.ask)
     model.fit(x, y, batch_size=len(x), epochs=epochs, verbose=0, callbacks=[ours, peaks])
@@ -175,8 +176,9 @@ def test_replicas_stay_within_the_limit_with_the_gradients_of_the_others(build, 
 
 def test_layers_that_run_again_need_less_as_the_allocators_count_it(cluster):
     """GPipe keeps all micro-batches: under a limit that it does not keep otherwise, as predicted."""
-    free, without = measured_peaks(cluster, smooth, "gpipe", 4)
-    least, again = measured_peaks(cluster, smooth, "gpipe", 4, recompute="all")
+    peaks_of = functools.partial(measured_peaks, cluster, smooth, "gpipe", microbatches=8)
+    free, without = peaks_of(epochs=4)
+    least, again = peaks_of(epochs=4, recompute="all")
     assert not without.pipeline.recomputed
     assert again.planned.recompute
     predicted = [max(report.pipeline["predicted_peak_bytes"]) for report in (without, again)]
@@ -186,8 +188,8 @@ def test_layers_that_run_again_need_less_as_the_allocators_count_it(cluster):
     limit = int(1.1 * 9 / 8 * predicted[1])
     assert max(least) < limit < max(free)
     with pytest.raises(MemoryLimitError):
-        measured_peaks(cluster, smooth, "gpipe", 1, limit)
-    peaks, report = measured_peaks(cluster, smooth, "gpipe", 4, limit, "auto")
+        peaks_of(1, limit)
+    peaks, report = peaks_of(4, limit, recompute="auto")
     assert 0 < max(peaks) <= limit
     assert 0 < len(report.planned.recompute) < len(report.layers)
     assert left_behind(cluster) == [0, 0]
@@ -208,7 +210,7 @@ class Predicting(keras.callbacks.Callback):
 
 def test_predictions_stay_within_the_limit(cluster):
     """Eight training batches are predicted at once; workers would need several times as much for them."""
-    rows, peaks = 192 * COUNT, {}
+    rows, peaks = 384 * COUNT, {}
     many = np.random.default_rng(1).normal(size=(8 * rows, 24)).astype("float32")
     for limit in (None, 6_000_000):
         keras.utils.set_random_seed(3)

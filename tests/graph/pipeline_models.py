@@ -56,6 +56,11 @@ def mlp():
     )
 
 
+def eight_layers(activation="tanh"):
+    hidden = [layers.Dense(width, activation=activation) for width in (33, 21, 17, 40, 9, 13, 29)]
+    return keras.Sequential([keras.Input((7,)), *hidden, layers.Dense(3)])
+
+
 def deep():
     """Sixteen layers and an output: stages for 8 devices in a V."""
     widths = [33, 21, 17, 40, 9, 13, 29, 31, 11, 27, 19, 23, 37, 15, 25, 35]

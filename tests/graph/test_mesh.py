@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections import Counter
 
@@ -14,6 +15,7 @@ import tf_ooo
 from tests.graph import pipeline_models as models
 from tests.graph.pipeline_fits import Training, assert_equal_bits, assert_near, fits_of, pipelined
 from tf_ooo.errors import MemoryLimitError
+from tf_ooo.fit import distributed
 from tf_ooo.modes.pipeline import tasks_of
 from tf_ooo.modes.pipeline.placed_step import PlacedStep
 
@@ -21,7 +23,7 @@ pytestmark = [pytest.mark.devices(4), pytest.mark.takes(60)]
 
 STEP = re.compile(r"tf_ooo_step_(\d)/")
 MODELS = {
-    "deep": (models.deep, models.momentum, models.UNEVEN),
+    "mlp": (models.mlp, models.momentum, models.UNEVEN),
     "skips": (models.conv_with_skips, models.momentum, (models.IMAGES, models.Y)),
     "tied": (models.Tied, models.adam_of_larger_gradients, (models.WORDS, models.NEXT_WORDS)),
     "two_inputs": (
@@ -29,29 +31,46 @@ MODELS = {
         models.momentum,
         ([models.X, models.normal(48, 6)], models.Y),
     ),
-    "batch_normalized": (models.batch_normalized, models.momentum, models.UNEVEN),
+    "batch_normalized": (models.batch_normalized, models.momentum, models.EVEN),
     "positions": (models.positions, models.momentum, (models.whole(50, 48, 7), models.Y)),
 }
+
+
+@functools.cache
+def fits_of_model(name):
+    """Return the fits on one pipeline, on two by each of two schedules, and on four."""
+    training = Training(*MODELS[name], epochs=2)
+    one = training.piped(pipelined("gpipe"))
+    two = fits_of(training, "gpipe", "auto", replicas=2)
+    return one, two, training.piped(pipelined("gpipe", replicas=4))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_replicas_train_as_one_pipeline_does(name):
     """Up to the order in which gradients are added up; all schedules have the same bits."""
-    make, optimizer, data = MODELS[name]
-    training = Training(make, optimizer, data, epochs=3)
-    one = training.piped(pipelined("gpipe"))
-    two = fits_of(training, "gpipe", "auto", replicas=2)
-    four = training.piped(pipelined("gpipe", replicas=4))
+    one, two, four = fits_of_model(name)
     assert_equal_bits(two["gpipe"].weights, two["auto"].weights)
     for fitted in (*two.values(), four):
         assert_near(one, fitted, 1e-5)
         assert fitted.places == ["CPU:0"]
 
 
+@pytest.fixture(name="training", scope="module")
+def _training():
+    return Training(lambda: models.eight_layers("gelu"), models.momentum, models.EVEN, epochs=2)
+
+
+# Three micro-batches for each of two replicas.
+EACH = 3
+
+
+def two_replicas(**options):
+    return pipelined("1f1b", replicas=2, microbatches=2 * EACH, **options)
+
+
 @pytest.fixture(name="fitted", scope="module")
-def _fitted():
-    training = Training(models.deep, models.momentum, models.EVEN, epochs=2)
-    return training.piped(pipelined("1f1b", replicas=2, microbatches=8), measured_before=False)
+def _fitted(training):
+    return training.piped(two_replicas(), measured_before=False)
 
 
 def computing(report):
@@ -63,7 +82,7 @@ def computing(report):
 
 
 def test_each_replica_runs_its_micro_batches_on_its_own_devices(fitted):
-    on = {(number // 4, device) for number, device in computing(fitted.report)}
+    on = {(number // EACH, device) for number, device in computing(fitted.report)}
     assert on == {(0, "CPU:0"), (0, "CPU:1"), (1, "CPU:2"), (1, "CPU:3")}
 
 
@@ -75,7 +94,7 @@ def test_each_replica_is_sent_a_weight_once_and_none_has_all_of_them(fitted):
             read = nodes[text.lstrip("^").split(":")[0]]
             if read.op == "ReadVariableOp" and read.device != node.device:
                 sent.setdefault((read.input[0], node.device), set()).add(read.name)
-    assert len(sent) == 34  # of each kernel and bias, to the replica that does not hold it
+    assert len(sent) == 16  # of each kernel and bias, to the replica that does not hold it
     assert {len(reads) for reads in sent.values()} == {1}
     updates = [node for node in nodes.values() if node.op.startswith("Assign")]
     updated = {node.device[-5:] for node in updates if node.attr["_ooo_kind"].s == b"U"}
@@ -106,8 +125,8 @@ def test_each_lane_is_in_its_order(fitted):
     for node in fitted.report.rewritten_graph.node:
         task = tasks.get(node.name)
         if task is not None and "_ooo_priority" in node.attr and task.kind in ("F", "dO"):
-            ranks.setdefault((task.stage, task.microbatch // 4), {}).setdefault(
-                node.attr["_ooo_priority"].i, (task.kind, task.microbatch % 4)
+            ranks.setdefault((task.stage, task.microbatch // EACH), {}).setdefault(
+                node.attr["_ooo_priority"].i, (task.kind, task.microbatch % EACH)
             )
     orders = {lane: [kind for _, kind in sorted(by_rank.items())] for lane, by_rank in ranks.items()}
     assert orders[0, 0] == orders[0, 1]
@@ -117,8 +136,8 @@ def test_each_lane_is_in_its_order(fitted):
 
 def test_states_that_pass_through_all_replicas_do_not_hold_their_lanes_up():
     """Moving averages change micro-batch by micro-batch: no lane of the second waits for the first."""
-    training = Training(models.batch_normalized, models.momentum, models.EVEN, epochs=1)
-    report = training.piped(pipelined("gpipe", replicas=2, microbatches=4)).report
+    _, two, _ = fits_of_model("batch_normalized")
+    report = two["gpipe"].report
     nodes = {node.name: node for node in report.rewritten_graph.node}
     by_step = {}
     for name, node in nodes.items():
@@ -174,9 +193,8 @@ def test_the_report_has_the_replicas(fitted):
     assert "adding up replicas' gradients" in text
 
 
-def test_a_number_is_chosen_by_simulation():
-    training = Training(models.deep, models.momentum, models.EVEN, epochs=2)
-    fitted = training.piped(pipelined("auto", replicas="auto", microbatches=8), measured_before=False)
+def test_a_number_is_chosen_by_simulation(training):
+    fitted = training.piped(pipelined("auto", replicas="auto", microbatches=4), measured_before=False)
     rows = fitted.report.pipeline.compared_replicas
     assert [row.replicas for row in rows] == [1, 2, 4]
     taken = [row for row in rows if row.taken]
@@ -193,9 +211,8 @@ def test_fewer_rows_than_replicas():
     assert_near(one, training.piped(pipelined("gpipe", replicas=4)), 1e-5)
 
 
-def test_data_parallel_without_a_launcher_has_the_steps_of_the_whole_batch():
-    training = Training(models.mlp, models.momentum, models.EVEN, epochs=5)
-    fitted = training.piped(pipelined("auto", replicas=4, microbatches=4))
+def test_data_parallel_without_a_launcher_has_the_steps_of_the_whole_batch(training):
+    fitted = training.piped(pipelined("auto", replicas=4, microbatches=4), measured_before=False)
     assert_near(training.stock, fitted, 1e-5)
     assert {device for _, device in computing(fitted.report)} == {"CPU:0", "CPU:1", "CPU:2", "CPU:3"}
 
@@ -232,44 +249,38 @@ def test_replicas_of_one_device_have_one_micro_batch_each(tmp_path):
     assert [layer.activation_bytes for layer in given.report.costs.layers] == sizes
 
 
-def test_a_second_fit_keeps_the_micro_batches_of_its_plan(monkeypatch):
+def test_a_second_fit_keeps_the_micro_batches_of_its_plan(training, monkeypatch):
     callback = pipelined("auto", replicas=4, microbatches=None)
-    training = Training(models.mlp, models.momentum, models.EVEN, epochs=1)
     training.piped(callback, measured_before=False)
     monkeypatch.setattr(PlacedStep, "__init__", None)  # no other is made
     training.fit(callback)
     assert callback.report.pipeline.microbatches == 4
 
 
-def test_replicas_of_a_model_that_no_device_holds():
+def test_replicas_of_a_model_that_no_device_holds(training, fitted):
     """The step that is taken apart has two micro-batches; gradients are added up where their replica is."""
-    training = Training(models.deep, models.momentum, models.EVEN, epochs=2)
-    usual = training.piped(pipelined("1f1b", replicas=2, microbatches=8), measured_before=False)
-    cut = training.piped(
-        pipelined("1f1b", replicas=2, microbatches=8, first_steps="cut"), measured_before=False
-    )
-    assert_equal_bits(usual.weights, cut.weights)
+    cut = training.piped(two_replicas(first_steps="cut"), measured_before=False)
+    assert_equal_bits(fitted.weights, cut.weights)
     sums = [node for node in cut.report.rewritten_graph.node if "/sum" in node.name and node.op == "AddV2"]
-    on = {(int(STEP.match(node.name)[1]) // 4, node.device[-5:]) for node in sums if STEP.match(node.name)}
+    on = {(int(STEP.match(node.name)[1]) // EACH, node.device[-5:]) for node in sums if STEP.match(node.name)}
     assert on == {(0, "CPU:0"), (0, "CPU:1"), (1, "CPU:2"), (1, "CPU:3")}
 
 
-def test_layers_that_run_again_in_every_replica():
-    training = Training(models.deep, models.momentum, models.EVEN, epochs=2)
-    plain, again = (training.piped(pipelined("1f1b", replicas=2, recompute=how)) for how in ("none", "all"))
-    assert_equal_bits(plain.weights, again.weights)
+def test_layers_that_run_again_in_every_replica(training, fitted):
+    again = training.piped(two_replicas(recompute="all"), measured_before=False)
+    assert_equal_bits(fitted.weights, again.weights)
     assert again.report.pipeline.recomputed
 
 
-def test_what_is_refused_before_anything_has_changed():
-    training = Training(models.mlp, models.momentum, models.EVEN, epochs=1)
+def test_what_is_refused_before_anything_has_changed(training):
+    training.restore()
     with pytest.raises(tf_ooo.OptionsError, match="replicas=3: 4 devices cannot be dealt out evenly"):
         training.piped(pipelined("auto", replicas=3))
     with pytest.raises(tf_ooo.OptionsError, match="replicas=4 share microbatches=2"):
         training.piped(pipelined("auto", replicas=4, microbatches=2))
     assert_equal_bits(training.model.get_weights(), training.untrained)
     with pytest.raises(MemoryLimitError):
-        training.piped(pipelined("auto", replicas=2, memory_limit_bytes=1000), measured_before=False)
+        training.piped(pipelined("gpipe", replicas=2, memory_limit_bytes=1000), measured_before=False)
 
 
 class TestAuto:
@@ -278,16 +289,16 @@ class TestAuto:
     @staticmethod
     def fit(training, monkeypatch, one_s, several_s, **options):
         """With made-up seconds of one device and of a plan."""
-        from tf_ooo.fit import distributed
-
         monkeypatch.setattr(distributed, "stock_steps_s", lambda *_: [one_s] * 5)
         monkeypatch.setattr(
             "tf_ooo.modes.pipeline.mesh.Mesh.step_s", property(lambda mesh: several_s), raising=True
         )
-        callback = tf_ooo.OOOBackprop(devices=4, compare=True, microbatches=4, profile_steps=1, **options)
+        callback = tf_ooo.OOOBackprop(
+            devices=4, check_loss=False, compare=True, microbatches=4, profile_steps=1, **options
+        )
         return training.piped(callback, measured_before=False)
 
-    @pytest.fixture(name="training")
+    @pytest.fixture(name="training", scope="class")
     def _training(self):
         return Training(models.mlp, models.momentum, models.EVEN, epochs=8)
 
@@ -318,7 +329,7 @@ class TestAuto:
         costs = training.piped(pipelined("auto", microbatches=4), measured_before=False).report.costs
         link = dataclasses.replace(costs.link, speeds=(1.0, 0.01, 1.0, 1.0))
         given = dataclasses.replace(costs, link=link)
-        callback = tf_ooo.OOOBackprop(devices=4, compare=False, microbatches=4, costs=given)
+        callback = tf_ooo.OOOBackprop(devices=4, check_loss=False, compare=False, microbatches=4, costs=given)
         fitted = training.piped(callback, measured_before=False)
         report = fitted.report
         devices = report.pipeline.devices
@@ -336,8 +347,6 @@ class TestAuto:
         assert fitted.report.schedule == "gpipe"
 
     def test_a_fit_that_is_too_short_to_compare_is_left_alone_and_the_next_one_looks_again(self, monkeypatch):
-        from tf_ooo.fit import distributed
-
         training = Training(models.mlp, models.momentum, models.EVEN, epochs=8)
         callback = tf_ooo.OOOBackprop(devices=4)
         fitted = training.piped(callback, measured_before=False)
@@ -359,36 +368,30 @@ class TestAuto:
         assert callback.report.stock_step_s is None  # that was of the fit before
 
     def test_a_model_that_one_device_cannot_run_is_not_left_to_it(self, training, monkeypatch):
-        from tf_ooo.fit import distributed
-
         def exhausted(*_):
             raise tf.errors.ResourceExhaustedError(None, None, "no memory")
 
         monkeypatch.setattr(distributed, "stock_steps_s", exhausted)
-        callback = tf_ooo.OOOBackprop(devices=4, compare=True, profile_steps=1)
+        callback = tf_ooo.OOOBackprop(devices=4, check_loss=False, compare=True, profile_steps=1)
         fitted = training.piped(callback, measured_before=False)
         assert not fitted.report.fell_back
         assert fitted.report.no_baseline == "the model does not fit on one device"
 
     def test_what_is_left_of_an_execution_is_trained_on_one_device_too(self, monkeypatch):
         """Six batches of twelve are in the execution in which it is found out."""
-        from tf_ooo.fit import distributed
-
         monkeypatch.setattr(distributed, "stock_steps_s", lambda *_: [1e-6] * 5)
         x, y = np.tile(models.X, (2, 1)), np.tile(models.Y, 2)
         training = Training(
             models.mlp, models.momentum, (x, y), epochs=2, batch_size=8, steps_per_execution=6
         )
-        callback = tf_ooo.OOOBackprop(devices=4, compare=True, profile_steps=1)
+        callback = tf_ooo.OOOBackprop(devices=4, check_loss=False, compare=True, profile_steps=1)
         fitted = training.piped(callback, measured_before=False)
         assert fitted.report.fell_back
         assert_near(training.stock, fitted, 1e-5)
 
     def test_a_fit_after_one_in_which_one_device_was_faster_is_stock(self, training, monkeypatch):
-        from tf_ooo.fit import distributed
-
         monkeypatch.setattr(distributed, "stock_steps_s", lambda *_: [1e-6] * 5)
-        callback = tf_ooo.OOOBackprop(devices=4, compare=True, profile_steps=1)
+        callback = tf_ooo.OOOBackprop(devices=4, check_loss=False, compare=True, profile_steps=1)
         training.fit(callback)
         assert callback.report.fell_back
         assert training.fit(callback)["loss"] == training.stock.history["loss"]

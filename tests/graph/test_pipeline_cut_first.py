@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import tensorflow as tf
 
 import tf_ooo
 from tests.graph.pipeline_fits import Training, assert_equal_bits, distance, pipelined
-from tests.graph.pipeline_models import EVEN, UNEVEN, X, adam, deep, mlp, momentum, normal, whole
+from tests.graph.pipeline_models import EVEN, UNEVEN, X, adam, eight_layers, mlp, momentum, normal, whole
 from tests.zoo import keras
 from tf_ooo.compat import keras_compiled, keras_variables
 from tf_ooo.fit import distributed
@@ -36,16 +37,21 @@ def _whole_steps_refused(monkeypatch):
     monkeypatch.setattr(distributed, "stock_steps_s", run_whole)
 
 
+@functools.cache
+def began_whole(schedule):
+    training = Training(eight_layers, momentum, UNEVEN, epochs=3)
+    return training, fitted(training, schedule, first_steps="whole", check_loss=False)
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "zb_v"])
 @pytest.mark.parametrize("profile_steps", [0, 3])
 def test_the_bits_of_steps_that_began_whole(whole_steps_refused, schedule, profile_steps):
     """With a last batch of another size, and state in the optimizer and the loss."""
-    training = Training(deep, momentum, UNEVEN, epochs=3)
-    began_whole = fitted(training, schedule, first_steps="whole")
+    training, whole_first = began_whole(schedule)
     cut = fitted(training, schedule, first_steps="cut", profile_steps=profile_steps)
-    assert_equal_bits(began_whole.weights, cut.weights)
-    assert_equal_bits(began_whole.state, cut.state)
-    assert began_whole.history == cut.history
+    assert_equal_bits(whole_first.weights, cut.weights)
+    assert_equal_bits(whole_first.state, cut.state)
+    assert whole_first.history == cut.history
     assert distance(training.untrained, cut.weights) > 1e-3
     report = cut.report
     assert report.costs.source.startswith("measured" if profile_steps else "analytic")
@@ -116,11 +122,11 @@ def wide():
 
 def test_wrong_costs_are_mended_by_those_that_are_measured(monkeypatch):
     training = Training(wide, momentum, (normal(256, 384), whole(3, 256)), epochs=2, batch_size=64)
-    right = fitted(training, first_steps="whole", profile_steps=1)
+    right, given = fitted(training, first_steps="whole", profile_steps=1), {"first_steps": "cut"}
     distorted(monkeypatch, 100.0)
-    never_again = fitted(training, first_steps="cut", profile_steps=0)
+    never_again = fitted(training, **given)
     assert len(never_again.report.pipeline.stages[0]["layers"]) == 1
-    mended = fitted(training, first_steps="cut", profile_steps=3)
+    mended = fitted(training, profile_steps=3, **given)
     assert len(mended.report.pipeline.stages[0]["layers"]) > 1
     assert any("instead of" in note for note in mended.report.notes)
     for other in (right, never_again):
@@ -139,8 +145,9 @@ def test_a_profiler_in_use_leaves_calculated_costs():
         def on_train_end(self, logs=None):
             tf.profiler.experimental.stop(save=False)
 
-    plain = fitted(training, first_steps="cut", profile_steps=0)
-    cut = fitted(training, callbacks=[Profiling()], first_steps="cut", profile_steps=3)
+    given = {"first_steps": "cut", "check_loss": False}
+    plain = fitted(training, **given)
+    cut = fitted(training, callbacks=[Profiling()], profile_steps=3, **given)
     assert_equal_bits(plain.weights, cut.weights)
     assert any("costs are calculated" in note and "already running" in note for note in cut.report.notes)
 
@@ -150,13 +157,13 @@ def test_a_profiler_in_use_leaves_calculated_costs():
 
 def test_auto_cuts_first_what_exceeds_the_limit(whole_steps_refused):
     """A limit that one device keeps leaves its first steps whole."""
-    training = Training(deep, momentum, EVEN, epochs=1)
-    free = fitted(training, profile_steps=0).report
+    training = Training(eight_layers, momentum, EVEN, epochs=1)
+    free = fitted(training, check_loss=False).report
     assert "no device is to hold" not in free.summary()
     weights_bytes = sum(w.nbytes for w in training.model.get_weights())
     tight = fitted(training, profile_steps=0, memory_limit_bytes=2 * weights_bytes).report
     assert "no device is to hold" in tight.summary()
-    roomy = fitted(training, profile_steps=0, memory_limit_bytes=100 * weights_bytes).report
+    roomy = fitted(training, check_loss=False, memory_limit_bytes=100 * weights_bytes).report
     assert "no device is to hold" not in roomy.summary()
 
 

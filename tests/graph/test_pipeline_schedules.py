@@ -18,12 +18,12 @@ pytestmark = [pytest.mark.devices(8), pytest.mark.takes(70)]
 
 @pytest.fixture(scope="module")
 def deep_training():
-    return Training(deep, momentum, EVEN)
+    return Training(deep, momentum, EVEN, epochs=3)
 
 
 @pytest.fixture(scope="module")
 def deep_gpipe(deep_training):
-    """Seven epochs of three steps: the first on one device, 20 in stages; profiled."""
+    """Three epochs of three steps: the first on one device, 8 in stages; profiled."""
     return fits_of(deep_training, "gpipe", profile_steps=1)
 
 
@@ -39,7 +39,7 @@ def test_no_schedule_is_left_out():
 
 @pytest.mark.parametrize("schedule", [name for name in (*SCHEDULES, "auto") if name != "gpipe"])
 def test_all_schedules_have_gpipe_s_bits(deep_training, deep_gpipe, schedule):
-    fits = deep_gpipe | fits_of(deep_training, schedule)
+    fits = deep_gpipe | fits_of(deep_training, schedule, check_loss=False)
     assert_same_bits(deep_training, fits, far=None)
     assert fits[schedule].report.schedule == schedule or schedule == "auto"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 
 import h5py
@@ -29,12 +30,16 @@ MODES = {
         "microbatches": 2,
         "schedule": "gpipe",
         "profile_steps": 1,
+        "compare": False,
     },
 }
 
+FLIPPED_AT = {"at-once": 0, "within": 1}
+LAYERPIPE = {"mode": "layerpipe", "devices": 2, "schedule": "pipedream", "profile_steps": 1, "compare": False}
+
 
 class FlipAtEpoch(keras.callbacks.Callback):
-    def __init__(self, flip, at=1):
+    def __init__(self, flip, at):
         super().__init__()
         self.flip, self.at = flip, at
 
@@ -66,21 +71,32 @@ def model_of_three():
     return model
 
 
-def trained(flip, options, stock_first=False, within=False):
-    model = model_of_three()
+def fit(model, callbacks=(), epochs=1):
+    model.fit(X, Y, batch_size=8, epochs=epochs, verbose=0, shuffle=False, callbacks=list(callbacks))
 
-    def fit(callbacks, epochs=1):
-        model.fit(X, Y, batch_size=8, epochs=epochs, verbose=0, shuffle=False, callbacks=callbacks)
 
-    ours = [] if options is None else [tf_ooo.OOOBackprop(**options)]
-    if within:
-        fit([*ours, FlipAtEpoch(flip)], epochs=3)
+def callbacks_of(options):
+    return [] if options is None else [tf_ooo.OOOBackprop(**options)]
+
+
+def assert_as_stock(stock, ours):
+    for expected, weights in zip(stock, ours, strict=True):
+        np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-6)
+
+
+def trained(flip, options, way):
+    model, ours = model_of_three(), callbacks_of(options)
+    if way in FLIPPED_AT:
+        fit(model, [*ours, FlipAtEpoch(flip, FLIPPED_AT[way])], epochs=3)
     else:
-        fit([] if stock_first else ours)
+        fit(model, [] if way == "stock-first" else ours)
         flip(model)
-        fit(ours)
+        fit(model, ours)
     flags = [layer.trainable for layer in model.layers]
     return model.get_weights(), flags
+
+
+stock_trained = functools.cache(functools.partial(trained, options=None))
 
 
 WAYS = [
@@ -89,34 +105,33 @@ WAYS = [
     for way in ("stock-first", "ours-first", "within")
     if (flip, way) != (freeze_again, "within")  # nobody compiles within fit
 ]
+# Stock's step is traced after callbacks have begun the first epoch.
+AT_ONCE = [(freeze, "at-once"), (thaw, "at-once")]
 
 
-@pytest.mark.parametrize(("flip", "way"), WAYS)
+@pytest.mark.parametrize(("flip", "way"), [*WAYS, *AT_ONCE])
 @pytest.mark.parametrize("mode", MODES)
 def test_trains_as_stock(mode, flip, way):
-    settings = {"stock_first": way == "stock-first", "within": way == "within"}
-    (stock, stock_flags), (ours, flags) = (trained(flip, each, **settings) for each in (None, MODES[mode]))
+    stock, stock_flags = stock_trained(flip=flip, way=way)
+    ours, flags = trained(flip, MODES[mode], way)
     assert flags == stock_flags
-    for expected, weights in zip(stock, ours, strict=True):
-        np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-6)
+    assert_as_stock(stock, ours)
 
 
 def trained_without_us_later(before, options, steps):
     """The weights of a model after a fit by us, or without, and ``steps`` that stock Keras runs."""
     model = model_of_three()
-    callbacks = [] if options is None else [tf_ooo.OOOBackprop(**options)]
-    model.fit(X, Y, batch_size=8, verbose=0, shuffle=False, callbacks=callbacks)
+    fit(model, callbacks_of(options))
     before(model)
     steps(model)
     return model
 
 
+stock_later = functools.cache(functools.partial(trained_without_us_later, options=None))
+
+
 def give_another_optimizer(model):
     model.optimizer = keras.optimizers.SGD(0.5)
-
-
-def fit_again(model):
-    model.fit(X, Y, batch_size=8, verbose=0, shuffle=False)
 
 
 def train_on_batch(model):
@@ -125,17 +140,17 @@ def train_on_batch(model):
 
 def make_function_and_fit(model):
     model.make_train_function(force=True)
-    fit_again(model)
+    fit(model)
 
 
 def load_and_fit(model):
     """Fit after weights were set, as from a file."""
     model.set_weights([weight * 0.5 for weight in model.get_weights()])
-    fit_again(model)
+    fit(model)
 
 
 LATER = [
-    *((flip, fit_again) for flip in (freeze, thaw, freeze_again, give_another_optimizer)),
+    *((flip, fit) for flip in (freeze, thaw, freeze_again, give_another_optimizer)),
     *((freeze, steps) for steps in (train_on_batch, make_function_and_fit, load_and_fit)),
 ]
 
@@ -144,9 +159,9 @@ LATER = [
 @pytest.mark.parametrize("mode", MODES)
 def test_stock_steps_after_ours_train_as_after_stock(mode, before, steps):
     """Stock Keras would have traced its step in the first fit: it traces it later with the flags of then."""
-    stock, ours = (trained_without_us_later(before, options, steps) for options in (None, MODES[mode]))
-    for expected, weights in zip(stock.get_weights(), ours.get_weights(), strict=True):
-        np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-6)
+    stock = stock_later(before=before, steps=steps)
+    ours = trained_without_us_later(before, MODES[mode], steps)
+    assert_as_stock(stock.get_weights(), ours.get_weights())
     assert stock.optimizer.iterations.numpy() == ours.optimizer.iterations.numpy()
 
 
@@ -157,7 +172,7 @@ def test_a_copy_of_a_model_that_we_trained_is_one_of_its_own(mode, tmp_path):
     model.save(tmp_path / "model.keras")
     copies = [keras.models.load_model(tmp_path / "model.keras"), pickle.loads(pickle.dumps(model))]
     for copied in [*copies, copy.deepcopy(model)]:
-        fit_again(copied)
+        fit(copied)
         before, weights = model.get_layer("middle").get_weights(), copied.get_layer("middle").get_weights()
         assert np.array_equal(before[0], weights[0])
 
@@ -172,84 +187,54 @@ class OwnStep(keras.Model):
         return {"loss": loss}
 
 
-def freeze_and_compile_with_the_same_optimizer(model, fit):
-    fit([])
-    freeze(model)
+def compile_with_the_same_optimizer(model):
     model.compile(model.optimizer, "mse")
-    fit([])
 
 
-def freeze_after_train_on_batch(model, fit):
-    model.train_on_batch(X[:8], Y[:8])
-    freeze(model)
-
-
-def freeze_after_fit(model, fit):
-    fit([])
-    freeze(model)
-
-
-def freeze_all(model, fit):
-    fit([])
+def freeze_all(model):
     model.trainable = False
 
 
 BEFORE = [
-    (keras.Model, freeze_and_compile_with_the_same_optimizer),
-    (keras.Model, freeze_after_train_on_batch),
-    (keras.Model, freeze_all),
-    (OwnStep, freeze_after_fit),
+    pytest.param(keras.Model, (fit, freeze, compile_with_the_same_optimizer, fit), id="compiled_again"),
+    pytest.param(keras.Model, (train_on_batch, freeze), id="train_on_batch"),
+    pytest.param(keras.Model, (fit, freeze_all), id="all"),
+    pytest.param(OwnStep, (fit, freeze), id="own_step"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "before"), BEFORE)
 @pytest.mark.parametrize("mode", ["single", "pipeline"])
 def test_what_stock_steps_have_fixed(mode, kind, before):
-    weights, ours = [], tf_ooo.OOOBackprop(**MODES[mode])
-    for callbacks in ([], [ours]):
-        keras.utils.set_random_seed(1)
-        inputs = keras.Input((6,))
-        hidden = keras.layers.Dense(5, "tanh", name="middle")(inputs)
-        model = kind(inputs, keras.layers.Dense(2)(keras.layers.Dense(4)(hidden)))
-        model.compile("adam", "mse")
-
-        def fit(given, model=model):
-            model.fit(X, Y, batch_size=8, verbose=0, shuffle=False, callbacks=given)
-
-        before(model, fit)
-        fit(callbacks)
-        weights.append(model.get_weights())
+    ours = tf_ooo.OOOBackprop(**MODES[mode] | {"compare": None})
+    weights = trained_behind(kind, before, ours)
     assert not ours.report.fell_back, ours.report.fallback_reason
-    for expected, trained_weights in zip(*weights, strict=True):
-        np.testing.assert_allclose(trained_weights, expected, rtol=1e-4, atol=1e-6)
+    assert_as_stock(trained_behind(kind, before), weights)
 
 
-@pytest.mark.parametrize("flip", [freeze, thaw])
-@pytest.mark.parametrize("mode", MODES)
-def test_a_flip_before_the_first_step_counts(mode, flip):
-    """Stock's step is traced after callbacks have begun the epoch."""
-    weights = []
-    for ours in ([], [tf_ooo.OOOBackprop(**MODES[mode])]):
-        model = model_of_three()
-        callbacks = [*ours, FlipAtEpoch(flip, at=0)]
-        model.fit(X, Y, batch_size=8, epochs=2, verbose=0, shuffle=False, callbacks=callbacks)
-        weights.append(model.get_weights())
-    for expected, trained_weights in zip(*weights, strict=True):
-        np.testing.assert_allclose(trained_weights, expected, rtol=1e-4, atol=1e-6)
+@functools.cache
+def trained_behind(kind, before, *callbacks):
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((6,))
+    hidden = keras.layers.Dense(5, "tanh", name="middle")(inputs)
+    model = kind(inputs, keras.layers.Dense(2)(keras.layers.Dense(4)(hidden)))
+    model.compile("adam", "mse")
+    for change in before:
+        change(model)
+    fit(model, callbacks)
+    return model.get_weights()
 
 
 @pytest.mark.parametrize(("flip", "way"), WAYS)
 def test_late_gradients_train_the_same_weights(flip, way):
     """LayerPipe's weights are others than stock's, since gradients come late; the same ones move."""
-    settings = {"stock_first": way == "stock-first", "within": way == "within"}
-    layerpipe = {"mode": "layerpipe", "devices": 2, "profile_steps": 1}
-    moved = []
-    for options in (None, layerpipe):
-        before = model_of_three().get_weights()
-        weights, _ = trained(flip, options, **settings)
-        moved.append([not np.array_equal(old, new) for old, new in zip(before, weights, strict=True)])
-    assert moved[0] == moved[1]
-    assert True in moved[0]
+    before = model_of_three().get_weights()
+    stock, ours = (
+        [not np.array_equal(old, new) for old, new in zip(before, weights, strict=True)]
+        for weights, _ in (stock_trained(flip=flip, way=way), trained(flip, LAYERPIPE, way))
+    )
+    assert ours == stock
+    assert True in stock
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -263,8 +248,7 @@ def test_another_optimizer_is_for_another_compile(mode, stock_first):
     if mode == "pipeline":
         with pytest.raises(BackendError, match="call model.compile"):
             model.fit(X, Y, batch_size=8, verbose=0, callbacks=[callback])
-        for expected, left in zip(weights, model.get_weights(), strict=True):
-            assert np.array_equal(expected, left)
+        assert all(map(np.array_equal, weights, model.get_weights()))
     else:
         model.fit(X, Y, batch_size=8, verbose=0, callbacks=[callback])
         assert int(before.iterations.numpy()) == 8
@@ -296,12 +280,11 @@ def groups_of(model, path):
 @pytest.mark.parametrize("mode", MODES)
 def test_weights_are_saved_and_loaded_after_a_fit_as_in_stock(tmp_path, mode):
     """Whatever the model remembers of its step is none of its state: loading recursed without an end."""
-    saved = {}
-    for title, callbacks in {"stock": [], "ours": [tf_ooo.OOOBackprop(**MODES[mode])]}.items():
+    saved = []
+    for options in (None, MODES[mode]):
         keras.backend.clear_session()
-        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(2)])
-        model.compile("adam", "mse")
-        model.fit(X, Y, batch_size=8, verbose=0, callbacks=callbacks)
-        saved[title] = groups_of(model, tmp_path / f"{title}.weights.h5")
-        model.load_weights(tmp_path / f"{title}.weights.h5")
-    assert saved["ours"] == saved["stock"]
+        model = model_of_three()
+        fit(model, callbacks_of(options))
+        saved.append(groups_of(model, tmp_path / "model.weights.h5"))
+        model.load_weights(tmp_path / "model.weights.h5")
+    assert saved[0] == saved[1]

@@ -212,38 +212,6 @@ def _not_implied(index: GraphIndex, edges: list[Pair]) -> dict[int, list[int]]:
     return needed
 
 
-_GATHERED = "/tf_ooo_gathered_"
-
-
-@dataclass(frozen=True)
-class GatherPass(Pass):
-    """Puts a NoOp on each device for whose ops a NoOp elsewhere waits, if these are two or more.
-
-    The end of a step waits for all updates: TensorFlow would send a message for each.  The new NoOp waits for
-    nothing else, and so runs in the same loop and branch.
-    """
-
-    name: ClassVar[str] = "gather"
-    relaxes = frozenset({Relaxation.NEW_NODES, Relaxation.REPLACED_NODES})
-
-    def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        editor = GraphEditor(graph_def)
-        for node in [node for node in editor.graph_def.node if node.op == "NoOp"]:
-            by_device: dict[str, list[str]] = {}
-            for text in node.input:
-                by_device.setdefault(editor.nodes[text[1:]].device, []).append(text)
-            far = {device: waits for device, waits in by_device.items() if device != node.device}
-            if max(map(len, far.values()), default=0) < 2:
-                continue
-            for number, (device, waits) in enumerate(sorted(far.items())):
-                name = f"{node.name}{_GATHERED}{number}"
-                editor.add(name, "NoOp", waits, device)
-                by_device[device] = [f"^{name}"]
-            editor.set_inputs(node.name, (text for waits in by_device.values() for text in waits))
-            editor.opened.add(node.name)
-        return PassResult(editor.finish(), editor.modified, (), frozenset(editor.opened))
-
-
 @dataclass(frozen=True)
 class AnnotatePass(Pass):
     """Sets ``_ooo_kind``, ``_ooo_layer``, ``_ooo_stream``, ``_ooo_priority`` and ``_ooo_stage``."""

@@ -31,7 +31,7 @@ MODELS = {
         models.momentum,
         ([models.X, models.normal(48, 6)], models.Y),
     ),
-    "batch_normalized": (models.batch_normalized, models.momentum, models.EVEN),
+    "batch_normalized": (models.batch_normalized, models.momentum, models.UNEVEN),
     "positions": (models.positions, models.momentum, (models.whole(50, 48, 7), models.Y)),
 }
 

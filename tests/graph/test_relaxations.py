@@ -13,19 +13,11 @@ from grappler_passes import passes
 from grappler_passes.errors import PassError, VerifyError
 from grappler_passes.passes.base import Pass, PassPipeline, Relaxation, relaxed_by
 from grappler_passes.passes.gates import GatesPass
-from grappler_passes.passes.local_constants import LocalConstantsPass
 from grappler_passes.passes.plain_assigns import PlainAssignsPass
 from grappler_passes.passes.plain_sums import PlainSumsPass
-from grappler_passes.passes.read_once import ReadOncePass
 from grappler_passes.passes.repeat import RepeatPass
-from grappler_passes.passes.rewrite_plan import (
-    AnnotatePass,
-    GatherPass,
-    JoinsPass,
-    OrderPass,
-    PlacementPass,
-    RewritePlan,
-)
+from grappler_passes.passes.rewrite_plan import AnnotatePass, JoinsPass, OrderPass, PlacementPass, RewritePlan
+from grappler_passes.passes.sending import GatherPass, LocalConstantsPass, ReadOncePass
 from grappler_passes.passes.separate import SeparatePass
 from grappler_passes.passes.separate_loops import SeparateLoopsPass
 from grappler_passes.passes.steps import StepsPass, additions

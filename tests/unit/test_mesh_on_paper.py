@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.errors import PassError
-from grappler_passes.passes.read_once import ReadOncePass
+from grappler_passes.passes.sending import ReadOncePass
 from tf_ooo import LayerCosts, Link, OptionsError, simulate
 from tf_ooo.errors import MemoryLimitError
 from tf_ooo.modes.pipeline.mesh import counts_of, make_mesh, with_whole_parts

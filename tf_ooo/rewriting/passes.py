@@ -21,18 +21,10 @@ from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.graph.dependencies import SWITCHES, has_side_effects, reached
 from grappler_passes.passes.base import Pass, PassPipeline, PassResult, relaxed_by
-from grappler_passes.passes.local_constants import LocalConstantsPass
 from grappler_passes.passes.plain_sums import PlainSumsPass
-from grappler_passes.passes.read_once import ReadOncePass
 from grappler_passes.passes.repeat import RepeatPass
-from grappler_passes.passes.rewrite_plan import (
-    AnnotatePass,
-    GatherPass,
-    JoinsPass,
-    OrderPass,
-    PlacementPass,
-    RewritePlan,
-)
+from grappler_passes.passes.rewrite_plan import AnnotatePass, JoinsPass, OrderPass, PlacementPass, RewritePlan
+from grappler_passes.passes.sending import GatherPass, LocalConstantsPass, ReadOncePass
 from grappler_passes.passes.separate import SeparatePass
 from grappler_passes.passes.steps import Additions, StepsPass
 from grappler_passes.passes.verify import VerifyPass

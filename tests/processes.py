@@ -209,8 +209,8 @@ def devices_made() -> int:
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is None:
         return 0
-    made = tensorflow.config.get_logical_device_configuration
-    return len(made(tensorflow.config.list_physical_devices("CPU")[0]) or ())
+    cpu = tensorflow.config.list_physical_devices("CPU")[0]
+    return len(tensorflow.config.get_logical_device_configuration(cpu) or ())
 
 
 class InProcess:

@@ -111,13 +111,13 @@ class GatherPass(Pass):
             by_device: dict[str, list[str]] = {}
             for text in node.input:
                 by_device.setdefault(editor.nodes[text[1:]].device, []).append(text)
-            far = {device: waits for device, waits in by_device.items() if device != node.device}
-            if max(map(len, far.values()), default=0) < 2:
-                continue
-            for number, (device, waits) in enumerate(sorted(far.items())):
+            several = {device for device, waits in by_device.items() if len(waits) > 1}
+            far = sorted(several - {node.device})
+            for number, device in enumerate(far):
                 name = f"{node.name}{_GATHERED}{number}"
-                editor.add(name, "NoOp", waits, device)
+                editor.add(name, "NoOp", by_device[device], device)
                 by_device[device] = [f"^{name}"]
-            editor.set_inputs(node.name, (text for waits in by_device.values() for text in waits))
-            editor.opened.add(node.name)
+            if far:
+                editor.set_inputs(node.name, (text for waits in by_device.values() for text in waits))
+                editor.opened.add(node.name)
         return PassResult(editor.finish(), editor.modified, (), frozenset(editor.opened))

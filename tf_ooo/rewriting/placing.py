@@ -6,7 +6,7 @@ import functools
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 from tensorflow.core.framework import node_def_pb2, types_pb2
 
@@ -66,13 +66,15 @@ def read_once(step: StepGraph, replica_of_node: Sequence[int | None]) -> dict[st
     for i, op in enumerate(index.ops):
         if replica_of_node[i] is not None and has_side_effects(op) and not only_reads(op):
             written |= states_of(index, i)
-    firsts: dict[Any, str] = {}
+    firsts: dict[tuple[int, _Version], str] = {}
     stands_for: dict[str, str] = {}
     for i in sorted(index.order, key=step.turns.__getitem__):
         replica, version = replica_of_node[i], _version(step, i)
-        if replica is None or version is None or index.names[version[0]] in written:
+        if replica is None or version is None or index.names[version.variable] in written:
             continue
-        if any(replica_of_node[before] is not None for before in version[2]):  # it waits for its micro-batch
+        if any(
+            replica_of_node[before] is not None for before in version.waits_for
+        ):  # it waits for its micro-batch
             continue
         first = firsts.setdefault((replica, version), index.names[i])
         if first != index.names[i]:
@@ -85,7 +87,7 @@ def read_by_updates(step: StepGraph, homes: Homes) -> dict[str, str]:
 
     An optimizer reads its learning rate for each weight: so a device is sent it once.
     """
-    devices: dict[Any, dict[str, str]] = {}
+    devices: dict[tuple[int, _Version], dict[str, str]] = {}
     for name, (_, layer, _) in step.where.items():
         i = step.index.index[name]
         if step.steps[i] == step.count and (version := _version(step, i)) is not None:
@@ -94,18 +96,24 @@ def read_by_updates(step: StepGraph, homes: Homes) -> dict[str, str]:
     return {read: reads[0] for reads in shared for read in reads[1:]}
 
 
-def _version(step: StepGraph, i: int) -> tuple[int, int, frozenset[int]] | None:
-    """Return (variable, type, what it waits for) of a read; reads of the same value have the same.
+class _Version(NamedTuple):
+    """Tells values of a variable apart, by number of its node: reads of the same one wait for the same."""
 
-    It is None for another op, and for a read that runs in a loop or in a branch.
-    """
+    variable: int
+    dtype: int
+    waits_for: frozenset[int]
+
+
+def _version(step: StepGraph, i: int) -> _Version | None:
+    """Return what an op reads; None for one that reads no variable, or runs in a loop or in a branch."""
     index, context = step.index, step.index.contexts[i]
     if index.ops[i] != _READ or context.frame or context.branches:
         return None
     handle = index.data_preds[i][0][0]
     if index.ops[handle] not in ("_Arg", "VarHandleOp"):
         return None
-    return handle, int(step.graph_def.node[i].attr["dtype"].type), frozenset(index.control_preds[i])
+    dtype = int(step.graph_def.node[i].attr["dtype"].type)
+    return _Version(handle, dtype, frozenset(index.control_preds[i]))
 
 
 def reads_elsewhere(step: StepGraph, homes: Homes) -> bool:

@@ -109,11 +109,14 @@ def cases_of(suite: str, quick: bool) -> tuple[Case, ...]:
 
 
 def _case(told: dict[str, Any], run: dict[str, Any], given: dict[str, Any]) -> Case:
-    """Return the case; ways have its number of devices where their options say ``devices``."""
+    """Return the case; ways have its number of devices where their options say ``devices``.
+
+    A way with ``one_link`` is only for devices of which some are near to each other.
+    """
     ways = tuple(
         Way(name, had_by, {key: given[is_] if is_ == "devices" else is_ for key, is_ in options.items()})
         for name, (had_by, options) in told["ways"].items()
-        if name not in run.get("without", ())
+        if name not in run.get("without", ()) and ("near" in given or "one_link" not in options)
     )
     name = given.pop("name", told["name"]).format(**given, task_ms=1e3 * given.get("task_s", 0))
     return Case(name, told["mode"], told["runner"], ways, given, run["turns"])

@@ -1,6 +1,7 @@
 """The process that trains all ways of a case on emulated devices, in turns: layers whose tasks are waits."""
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from os import environ
 from pathlib import Path
@@ -21,6 +22,7 @@ from tf_ooo.demo.emulated import Emulated, emulated_model
 from tf_ooo.demo.waits import LOG, Log, prefer
 from tf_ooo.hosts.cluster import connect
 from tf_ooo.hosts.runtime_costs import with_runtime
+from tf_ooo.hosts.speeds import link_between
 from tf_ooo.hosts.worker import serve
 from tf_ooo.modes.pipeline import tasks_of
 from tf_ooo.modes.pipeline.planning import step_s_of
@@ -40,10 +42,11 @@ def workload_of(table: CostTable, microbatches: int = 1) -> Workload:
     return Workload(*emulated_model(layers, ROWS * microbatches, WIDTH, SEED))
 
 
-def serve_worker(cluster: str, task: int) -> None:
-    """Be a worker with an emulated device."""
+def serve_worker(cluster: str, task: int, devices: int) -> None:
+    """Be a worker with so many emulated devices."""
     prefer()  # and with it all threads that are started from here
-    serve(cluster, task, inter_op_threads=8, intra_op_threads=1)
+    make_devices(devices)
+    serve(cluster, task, inter_op_threads=6 + 2 * devices, intra_op_threads=1)
 
 
 class Run(Fit):
@@ -76,6 +79,15 @@ class Run(Fit):
         }
 
 
+def _measured(link: Link, devices: Sequence[str], near: int) -> Link:
+    """Return the link with the runtime's costs; so many devices each are in a process, near to each other."""
+    far = with_runtime(link, devices)
+    if near == 1:
+        return far
+    groups = tuple(number // near for number in range(len(devices)))
+    return replace(far, near=link_between(devices[:2]), groups=groups)
+
+
 def measured(case: Case, cluster: str) -> Measured:
     """Run all ways in turns, and train with stock Keras as often; with workers nothing is computed here."""
     devices = case.parameters["devices"]
@@ -89,9 +101,11 @@ def measured(case: Case, cluster: str) -> Measured:
     log.wait(0)
     preferred = prefer()
     if cluster:
-        table = replace(table, link=with_runtime(table.link, connect(cluster).devices))
+        table = replace(
+            table, link=_measured(table.link, connect(cluster).devices, parameters.get("near", 1))
+        )
     microbatches = parameters["microbatches"]
-    settings = {"costs": table, "devices": cluster or devices, "microbatches": microbatches}
+    settings = {"devices": cluster or devices, "microbatches": microbatches}
     settings |= {"profile_steps": 0, "compare": False, "check_loss": False}
     known: list[Profile | None] = []
 
@@ -102,7 +116,9 @@ def measured(case: Case, cluster: str) -> Measured:
         if "auto" not in way.options:
             schedule = f"{folder}/{way.name}.txt"
             Path(schedule).write_text(schedule_of(way.options, table, devices, microbatches).to_text())
-        run = Run(Pipeline(schedule=schedule, **settings), table, known[0] if known else None)
+        costs = replace(table, link=table.link.of_one_tier) if way.options.get("one_link") else table
+        options = settings | {"schedule": schedule, "costs": costs}
+        run = Run(Pipeline(**options), table, known[0] if known else None)
         known.append(run.profile)
         return run
 

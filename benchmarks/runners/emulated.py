@@ -1,6 +1,5 @@
 """Real graphs, placement, order and messages; the tasks wait: logical devices of one process, or workers."""
 
-import functools
 import os
 import tempfile
 from pathlib import Path
@@ -25,8 +24,12 @@ def why_not(case: Case) -> str:
 def run(case: Case) -> Measured:
     """Start the workers, if there are to be some, and the process that trains."""
     shared = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    count = case.parameters["devices"] if case.parameters["processes"] else 0
-    line = functools.partial(command, "benchmarks.emulated.driver:serve_worker")
+    near = case.parameters.get("near", 1)
+    count = case.parameters["devices"] // near if case.parameters["processes"] else 0
+
+    def line(cluster: str, task: int) -> list[str]:
+        return command("benchmarks.emulated.driver:serve_worker", cluster, task, near)
+
     with tempfile.TemporaryDirectory(dir=shared) as folder:
         environment = quiet() | {LOG: str(Path(folder) / "log")}
         with cluster_of(count, line, environment, folder) as (cluster, _):

@@ -128,6 +128,17 @@ def test_the_link_of_the_option_counts(costs, tmp_path):
     assert simulated["step_s"] == pytest.approx(slow["step_s"])
 
 
+def test_near_devices_of_the_option_count(costs, tmp_path):
+    out, link = tmp_path / "s.txt", ("--link", "1Mbit,1ms")
+    arguments = ("plan", costs, "--devices", 4, "--schedule", "1f1b", *link, "--json", "--out", out)
+    slow, near = (json.loads(_run(*arguments, *more).stdout) for more in ((), ("--near", "2x1Gbit,1us")))
+    assert slow["step_s"] > near["step_s"]
+    both = (*link, "--near", "2x1Gbit,1us", "--json")
+    assert json.loads(_run("simulate", out, costs, *both).stdout)["step_s"] == pytest.approx(near["step_s"])
+    said = _run("plan", costs, "--devices", 4, *both[:-1]).stdout
+    assert "nearer ones among devices 0, 1 and devices 2, 3: link 1 Gbit/s" in " ".join(said.split())
+
+
 def test_steps_and_options(costs, tmp_path):
     out = tmp_path / "s.txt"
     arguments = ("--devices", 2, "--schedule", "modulo", "--option", "group=2", "--out", out)
@@ -171,6 +182,8 @@ def test_each_device_keeps_its_own_memory_limit(costs, tmp_path):
         (("--option", "group"), "expected NAME=VALUE"),
         (("--devices", "9"), "more than the 8 layers"),
         (("--link", "3 apples"), "expected a bandwidth such as 25Gbit"),
+        (("--near", "4x3 apples"), "expected a bandwidth such as 25Gbit"),
+        (("--near", "600GB/s"), "expected devices of a group and their link, such as 4x600GB/s,5us"),
         (("--memory", "3 apples"), "expected bytes such as 16GiB"),
         (("--measure",), "needs a saved Keras model"),
         (("--device", "h100"), "--device needs a saved Keras model"),

@@ -54,15 +54,40 @@ def _limits(text: str) -> int | tuple[int, ...]:
     return limits if len(limits) > 1 else limits[0]
 
 
+def _near(text: str) -> tuple[int, Link]:
+    """Read ``4x600GB/s,5us``: how many devices in turn are near, and their link. CostError: it is none."""
+    count, times, link = text.partition("x")
+    if not times or not count.strip().isdecimal() or int(count) < 2:
+        raise CostError(
+            f"near {text!r:.80}: expected devices of a group and their link, such as 4x600GB/s,5us"
+        )
+    return int(count), parse_link(link)
+
+
 LINK = _Amount("link", parse_link)
+NEAR = _Amount("near", _near)
 SPEEDS = _Amount("speeds", _speeds)
 STAGES = _Amount("stages", _stages)
 BYTES = _Amount("bytes", _limits)
 
 
-def with_devices(table: CostTable, link: Link | None, speeds: tuple[float, ...] | None) -> CostTable:
-    """Return the table with the link and speeds that are given."""
+def with_devices(
+    table: CostTable,
+    devices: int,
+    link: Link | None,
+    near: tuple[int, Link] | None,
+    speeds: tuple[float, ...] | None,
+) -> CostTable:
+    """Return the table with the link, the nearer links and the speeds of so many devices that are given.
+
+    CostError: messages within groups take time, but none between them.
+    """
     between = table.link if link is None else link
+    if near is not None:
+        if between.free == between:
+            raise CostError("--near needs --link: how groups of near devices are linked with each other")
+        groups = tuple(device // near[0] for device in range(devices))
+        between = dataclasses.replace(between, near=near[1], groups=groups)
     return dataclasses.replace(
         table, link=between if speeds is None else dataclasses.replace(between, speeds=speeds)
     )

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from grappler_passes.blocks import if_it_takes
-from tf_ooo.cli.inputs import BYTES, LINK, SPEEDS, STAGES, load_schedule, policy_options, with_devices
+from tf_ooo.cli.inputs import BYTES, LINK, NEAR, SPEEDS, STAGES, load_schedule, policy_options, with_devices
 from tf_ooo.cli.outputs import EXISTING, FILE, Outputs, picture_options, timeline_table
 from tf_ooo.cli.plan_table import CandidateRows, print_table, show_splits
 from tf_ooo.costs.devices import PRECISIONS
@@ -64,6 +64,8 @@ SAID_AFTER_S = 2.0
               help="Cut a batch into so many.  [default: 8 in a pipeline, as in fit, else 1]")  # fmt: skip
 @click.option("--link", type=LINK,
               help="Link devices by 25Gbit or 10Gbit,20us; default: as the table says.")  # fmt: skip
+@click.option("--near", type=NEAR, metavar="COUNTxLINK",
+              help="Link the devices of a host faster: 4x600GB/s,5us for four on each.")  # fmt: skip
 @click.option("--speeds", type=SPEEDS, metavar="NUMBERS",
               help="Say how fast each device is, such as 1,1,0.5; 1 is what the costs are for.")  # fmt: skip
 @click.option("--memory", type=BYTES,
@@ -101,7 +103,7 @@ SAID_AFTER_S = 2.0
 def plan(
     source: Path | None, model: str | None, modules: tuple[str, ...],
     input_shape: list[str] | None, devices: int, microbatches: int | None, link: Link | None,
-    speeds: tuple[float, ...] | None, memory: int | tuple[int, ...] | None,
+    near: tuple[int, Link] | None, speeds: tuple[float, ...] | None, memory: int | tuple[int, ...] | None,
     schedule: str, mode: str | None, options: tuple[str, ...], gains: Path | None, batch: int | None,
     device: str | None, precision: str | None, measure: bool,
     stages: Stages | None, recompute: str, splits: bool, out: Path | None,
@@ -116,7 +118,7 @@ def plan(
     microbatches = on_paper.microbatches_of(microbatches, devices, schedule, mode, batch)
     batch = rows_of_micro_batch(batch, microbatches)
     table = _table(what, batch, modules, **of_model, input_shape=input_shape)
-    table, given = with_devices(table, link, speeds), policy_options(options)
+    table, given = with_devices(table, devices, link, near, speeds), policy_options(options)
     if gains is not None:
         given["gains"] = dict(GainTable.load(gains).saved_s)
     problem = on_paper.problem_of(
@@ -230,17 +232,21 @@ def _timeline(plan: Plan) -> Timeline:
               help="Run so many training steps, one after the other.")  # fmt: skip
 @click.option("--link", type=LINK,
               help="Link devices by 25Gbit or 10Gbit,20us; default: as the table says.")  # fmt: skip
+@click.option("--near", type=NEAR, metavar="COUNTxLINK",
+              help="Link the devices of a host faster: 4x600GB/s,5us for four on each.")  # fmt: skip
 @click.option("--speeds", type=SPEEDS, metavar="NUMBERS",
               help="Say how fast each device is, such as 1,1,0.5; default: as the table says.")  # fmt: skip
 @picture_options
 def simulate(
-    schedule: Path, costs: Path, steps: int, link: Link | None, speeds: tuple[float, ...] | None,
-    **outputs: Any,
+    schedule: Path, costs: Path, steps: int, link: Link | None, near: tuple[int, Link] | None,
+    speeds: tuple[float, ...] | None, **outputs: Any,
 ) -> None:  # fmt: skip
     """Run the SCHEDULE (text) on paper, with the COSTS (JSON) of its layers."""
     from tf_ooo.planning.simulation.simulator import simulate as run
 
-    table, loaded = with_devices(CostTable.load(costs), link, speeds), load_schedule(schedule)
+    loaded = load_schedule(schedule)
+    devices = 1 + max((device for device, _ in loaded.lanes), default=0)
+    table = with_devices(CostTable.load(costs), devices, link, near, speeds)
     try:
         timeline = run(loaded, table, steps=steps)
     except ScheduleError as error:

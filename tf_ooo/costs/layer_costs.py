@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields, replace
 from types import MappingProxyType, NoneType
 from typing import TypeGuard
 
+import numpy as np
+
 from tf_ooo.errors import CostError
 
 # LayerCosts has the seconds of each kind of task in these fields.
@@ -161,10 +163,13 @@ class Link:
             overhead, whatever the bytes.
         task_s: seconds that the runtime takes for each task in addition to its costs, unless these are 0.
         step_s: seconds that the runtime takes for each step, before its first task and after its last one.
+        near: the link between devices of one group, such as the GPUs of one host, where this one is the
+            network between hosts.  Only its messages count; it may have a nearer link of its own.
+        groups: the group of each device, by number; (): each device is a group by itself.
 
     Raises:
         CostError: a negative latency, overhead or time of the runtime, a bandwidth or speed that is not
-            positive, machines without cores.
+            positive, machines without cores, a near link without groups or groups without one.
     """
 
     latency_s: float = 0.0
@@ -177,6 +182,8 @@ class Link:
     receive_s: float = 0.0
     task_s: float = 0.0
     step_s: float = 0.0
+    near: Link | None = None
+    groups: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         whole = all(is_amount(n) and isinstance(n, int) for n in (*self.machines, self.cores))
@@ -184,12 +191,41 @@ class Link:
             raise CostError(
                 f"machines are whole numbers, of some cores; got {self.machines!r:.80}, {self.cores!r:.20}"
             )
+        self._check_near()
         for name in ("latency_s", "overhead_s_per_byte", *RUNTIME):
             _check_amount("", name, getattr(self, name))
         if not is_number(self.bytes_per_s) or not self.bytes_per_s > 0:
             raise CostError(f"bytes_per_s must be above 0, got {self.bytes_per_s!r:.80}")
         if not all(is_amount(speed) and speed > 0 for speed in self.speeds):
             raise CostError(f"speeds must be finite numbers above 0, got {self.speeds!r:.80}")
+
+    def _check_near(self) -> None:
+        if not all(is_amount(n) and isinstance(n, int) for n in self.groups):
+            raise CostError(f"groups are whole numbers, one for each device; got {self.groups!r:.80}")
+        if bool(self.groups) != (self.near is not None):
+            raise CostError(
+                "near, the link within groups, and groups belong together; only one of them is given"
+            )
+        near = self.near
+        if near is not None and not isinstance(near, Link):
+            raise CostError(f"near must be a Link, got {near!r:.80}")
+        if near is not None and (near.machines or near.speeds or near.task_s or near.step_s):
+            raise CostError(
+                "near has messages only: give machines, speeds, task_s, step_s to the link itself"
+            )
+
+    def between(self, device: int, other: int) -> Link:
+        """Return the link that joins two devices, by number: the nearest one."""
+        joined = max(device, other) < len(self.groups) and self.groups[device] == self.groups[other]
+        return self.near.between(device, other) if joined and self.near is not None else self
+
+    def of_pairs(self, name: str, devices: int) -> np.ndarray:
+        """Return a field of the link between each two devices, float64 (devices, devices)."""
+        values = np.full((devices, devices), getattr(self, name), float)
+        if self.near is None:
+            return values
+        groups = np.array([*self.groups[:devices], *range(-1, len(self.groups) - devices - 1, -1)])
+        return np.where(groups[:, None] == groups, self.near.of_pairs(name, devices), values)
 
     def speeds_of(self, devices: Sequence[int]) -> tuple[float, ...]:
         """Return the speeds of these devices, by number; 1 if none are given."""
@@ -198,17 +234,38 @@ class Link:
     def among(self, devices: Sequence[int]) -> Link:
         """Return the link among only these devices, given by number."""
         machines = tuple(self.machines[n] for n in devices if n < len(self.machines))
-        return replace(self, machines=machines, speeds=self.speeds_of(devices) if self.speeds else ())
+        speeds = self.speeds_of(devices) if self.speeds else ()
+        link = replace(self, machines=machines, speeds=speeds)
+        return (
+            link
+            if self.near is None
+            else replace(link, near=self.near.among(devices), groups=self._in(devices))
+        )
+
+    def _in(self, devices: Sequence[int]) -> tuple[int, ...]:
+        """Return the groups of these devices, by number; one without a group gets its own."""
+        alone = max(self.groups) + 1
+        return tuple(self.groups[n] if n < len(self.groups) else alone + n for n in devices)
 
     def of_replica(self, devices: int, replicas: int) -> Link:
-        """Return one replica's link, on ``devices`` devices; each place gets its slowest device's speed."""
-        first = self.among(range(devices))
-        places = [self.speeds_of(range(n, replicas * devices, devices)) for n in range(devices)]
-        return replace(first, speeds=tuple(map(min, places))) if self.speeds else first
+        """Return one replica's link, on ``devices`` devices; each place gets its slowest device's speed.
+
+        Places are near to each other if they are in all replicas.
+        """
+        first, places = self.among(range(devices)), range(devices)
+        of_places = [range(place, replicas * devices, devices) for place in places]
+        if self.near is not None:
+            together = [self._in(of_place) for of_place in of_places]
+            near, groups = self.near.of_replica(devices, replicas), tuple(map(together.index, together))
+            first = replace(first, near=near, groups=groups)
+        speeds = tuple(min(self.speeds_of(of_place)) for of_place in of_places)
+        return replace(first, speeds=speeds) if self.speeds else first
 
     def slowed(self, factor: float) -> Link:
         """Return the link on which messages take ``factor`` times as long."""
-        return replace(self, latency_s=self.latency_s * factor, bytes_per_s=self.bytes_per_s / factor)
+        near = self.near and self.near.slowed(factor)
+        latency_s, bytes_per_s = self.latency_s * factor, self.bytes_per_s / factor
+        return replace(self, latency_s=latency_s, bytes_per_s=bytes_per_s, near=near)
 
     def occupied_s(self, size_bytes: float) -> float:
         """Return the seconds for which a message keeps the link busy."""
@@ -217,20 +274,26 @@ class Link:
     @property
     def busies_ends(self) -> bool:
         """Return whether a message takes computing time from its sender or receiver."""
-        return bool(self.overhead_s_per_byte or self.send_s or self.receive_s)
+        own = self.overhead_s_per_byte or self.send_s or self.receive_s
+        return bool(own) or (self.near is not None and self.near.busies_ends)
 
     @property
     def free(self) -> Link:
         """Return a link of the same devices on which messages take no time."""
-        return replace(
-            self, latency_s=0.0, bytes_per_s=math.inf, overhead_s_per_byte=0.0, send_s=0.0, receive_s=0.0
-        )
+        timeless = replace(self.of_one_tier, latency_s=0.0, bytes_per_s=math.inf, overhead_s_per_byte=0.0)
+        return replace(timeless, send_s=0.0, receive_s=0.0)
+
+    @property
+    def of_one_tier(self) -> Link:
+        """Return the link without a nearer one: between any two devices messages take as long."""
+        return replace(self, near=None, groups=())
 
     @property
     def of_idle_ends(self) -> Link:
         """Return the link on which messages take as long, but no processor time: all of it is latency."""
         latency_s = self.latency_s + self.send_s + self.receive_s
-        return replace(self, latency_s=latency_s, send_s=0.0, receive_s=0.0)
+        near = self.near and self.near.of_idle_ends
+        return replace(self, latency_s=latency_s, send_s=0.0, receive_s=0.0, near=near)
 
     @property
     def runtime(self) -> dict[str, float]:
@@ -240,7 +303,8 @@ class Link:
     @property
     def without_runtime(self) -> Link:
         """Return the same link with a runtime that takes no time."""
-        return replace(self, send_s=0.0, receive_s=0.0, task_s=0.0, step_s=0.0)
+        near = self.near and self.near.without_runtime
+        return replace(self, send_s=0.0, receive_s=0.0, task_s=0.0, step_s=0.0, near=near)
 
     def seconds(self, size_bytes: float) -> float:
         """Return the seconds from sending until a message is there, on an idle link."""

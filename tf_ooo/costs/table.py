@@ -91,15 +91,6 @@ class CostTable:
 
     def to_json(self) -> str:
         """Return the text of the file; the same table gives the same text."""
-        link = asdict(self.link)
-        if math.isinf(self.link.bytes_per_s):
-            link["bytes_per_s"] = UNLIMITED
-        if not self.link.machines:
-            del link["machines"], link["cores"]
-        if not self.link.speeds:
-            del link["speeds"]
-        for name in set(RUNTIME) - self.link.runtime.keys():
-            del link[name]
         content = {
             "version": VERSION,
             "source": self.source,
@@ -107,7 +98,7 @@ class CostTable:
             "assumptions": list(self.assumptions),
             "notes": list(self.notes),
             "rows": self.rows,
-            "link": link,
+            "link": _link_object(self.link),
             "layers": [{"name": layer.name, **_written(layer)} for layer in self.layers],
             "op_seconds": dict(sorted(self.op_seconds.items())),
         }
@@ -207,12 +198,29 @@ def _layer(index: int, content: object) -> LayerCosts:
         return LayerCosts(**values)
 
 
+def _link_object(link: Link) -> dict[str, Any]:
+    """Return what the file has of a link: no field that says nothing."""
+    content = asdict(link)
+    if math.isinf(link.bytes_per_s):
+        content["bytes_per_s"] = UNLIMITED
+    if not link.machines:
+        del content["machines"], content["cores"]
+    for name in set(RUNTIME) - link.runtime.keys():
+        del content[name]
+    if link.near is not None:
+        content["near"] = _link_object(link.near)
+    return {name: value for name, value in content.items() if value not in ((), None)}
+
+
 def _link(content: object) -> Link:
     required = {"latency_s", "bytes_per_s"}
     content = _object(content, "link", {f.name for f in fields(Link)}, required)
-    machines = tuple(int(n) for n in _numbers("link: machines", content.get("machines", []), int))
-    speeds = _numbers("link: speeds", content.get("speeds", []), float)
-    link = content | {"machines": machines, "speeds": speeds}
+    link = content | {"speeds": _numbers("link: speeds", content.get("speeds", []), float)}
+    for name in ("machines", "groups"):
+        link[name] = tuple(int(n) for n in _numbers(f"link: {name}", content.get(name, []), int))
+    if content.get("near") is not None:
+        with errors_of("near"):
+            link["near"] = _link(content["near"])
     if link["bytes_per_s"] == UNLIMITED:
         link["bytes_per_s"] = math.inf
     else:

@@ -40,8 +40,8 @@ from tf_ooo.hosts.devices import (
     parse,
 )
 from tf_ooo.hosts.memory import limits_of_gpus
-from tf_ooo.hosts.runtime_costs import with_runtime
-from tf_ooo.hosts.speeds import link_between, measure_device_link, relative_speeds
+from tf_ooo.hosts.runtime_costs import measured_link
+from tf_ooo.hosts.speeds import link_between, relative_speeds
 from tf_ooo.hosts.system_memory import ReportedLimit
 from tf_ooo.hosts.watch import SILENCE_S, Silence, Watch
 from tf_ooo.hosts.worker import (
@@ -82,10 +82,8 @@ class Cluster:
 
     @cached_property
     def link(self) -> Link | None:
-        """Return the link of first and last task, assumed for all, measured on demand; None: one task."""
-        if len(self.devices) < 2:
-            return None
-        return with_runtime(measure_device_link(self.devices[0], self.devices[-1]), self.devices)
+        """Return the links between hosts, processes and devices, measured on demand; None: one device."""
+        return measured_link(self.devices, self.hosts()) if len(self.devices) > 1 else None
 
     def link_between(self) -> Link:
         """Return :attr:`link`, or with one task the link between its devices."""

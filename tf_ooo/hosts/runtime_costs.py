@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,7 @@ from grappler_passes.compat import runtime
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.errors import CostError
 from tf_ooo.hosts.devices import host_device
-from tf_ooo.hosts.speeds import seconds_of
+from tf_ooo.hosts.speeds import link_between, measure_device_link, seconds_of
 
 # Two numbers of the same, so that what all calls take is taken off.
 _MESSAGES, _TASKS = (2, 10), (32, 160)
@@ -22,12 +23,47 @@ _REPEATS, _MICROBATCHES = 7, 4
 _WIDTH, _PRODUCTS = 256, 2
 
 
-def with_runtime(link: Link, devices: Sequence[str]) -> Link:
+def measured_link(devices: Sequence[str], hosts: Sequence[str]) -> Link:
+    """Return the measured link between devices of different hosts, and nearer ones where there are any.
+
+    These join processes of one host, and devices of one process; of each kind two devices are measured, the
+    ones listed farthest from each other.  CostError: a device does not answer.
+    """
+    processes = [name.rsplit("/device:", 1)[0] for name in devices]
+    numbers, pairs = range(len(devices)), dict[int, tuple[str, str]]()
+    for one, other in itertools.combinations(numbers, 2):
+        tiers = sum(where[one] != where[other] for where in (processes, hosts))
+        # The last one of the first device's partners counts.
+        if tiers not in pairs or pairs[tiers][0] == devices[one]:
+            pairs[tiers] = devices[one], devices[other]
+    *nearer, farthest = sorted(pairs)
+    ends = pairs[farthest]
+    far = with_runtime(measure_device_link(*ends), devices, ends)
+    near: Link | None = None
+    groups: tuple[int, ...] = ()
+    for tiers in nearer:
+        where = hosts if tiers else processes
+        near = replace(_nearer(far, *pairs[tiers], of_process=not tiers), near=near, groups=groups)
+        groups = tuple(map(list(where).index, where))
+    return replace(far, near=near, groups=groups)
+
+
+def _nearer(far: Link, one: str, other: str, of_process: bool) -> Link:
+    """Return the link between two near devices; between processes both ends spend as long on a message."""
+    if of_process:
+        return link_between((one, other))
+    near = measure_device_link(one, other)
+    latency_s = max(0.0, near.latency_s - far.send_s - far.receive_s)
+    return replace(near, latency_s=latency_s, send_s=far.send_s, receive_s=far.receive_s)
+
+
+def with_runtime(link: Link, devices: Sequence[str], ends: tuple[str, str] | None = None) -> Link:
     """Return the link with the runtime's measured costs on these devices.
 
-    Time that both ends spend on a message is not latency.  CostError: a device does not answer.
+    Time that both ends spend on a message is not latency.  ``ends``: the two that send messages; None: the
+    first and the last.  CostError: a device does not answer.
     """
-    first, last = devices[0], devices[-1]
+    first, last = ends or (devices[0], devices[-1])
     try:
         with runtime.calls_not_optimized():
             send_s = _each_s(partial(_sends, first, last), _MESSAGES)

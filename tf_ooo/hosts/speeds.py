@@ -141,7 +141,8 @@ def sharing_cores(link: Link, names: Sequence[str], hosts: Sequence[str]) -> Lin
     if different == len(machines):
         return link
     overhead = link.overhead_s_per_byte if different > 1 else 0.0
-    return replace(link, overhead_s_per_byte=overhead, machines=machines, cores=usable_cores())
+    near = link.near and replace(link.near, overhead_s_per_byte=0.0)
+    return replace(link, overhead_s_per_byte=overhead, machines=machines, cores=usable_cores(), near=near)
 
 
 def _one_memory(a: str, b: str) -> bool:

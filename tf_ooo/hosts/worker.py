@@ -58,7 +58,9 @@ def serve(
     versions.check_versions()
     import tensorflow as tf
 
+    cpus = [tf.config.get_logical_device_configuration(cpu) for cpu in tf.config.list_physical_devices("CPU")]
     config = tf.compat.v1.ConfigProto(
+        device_count={"CPU": sum(len(devices or [None]) for devices in cpus)},
         inter_op_parallelism_threads=inter_op_threads or max(LEAST_THREADS, os.cpu_count() or 1),
         intra_op_parallelism_threads=intra_op_threads,
     )

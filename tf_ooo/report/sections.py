@@ -175,7 +175,8 @@ class LinkRow(Section):
     """Describes the link between devices; ``bytes_per_s`` is None for no limit.
 
     ``cores`` of a machine that several devices share; None: all have their own.  ``runtime``: its own costs,
-    by the names of :class:`tf_ooo.Link`; None: nothing.
+    by the names of :class:`tf_ooo.Link`; None: nothing.  ``near``: the link within the ``groups`` of devices;
+    None: all links are alike.
     """
 
     latency_s: float
@@ -183,18 +184,23 @@ class LinkRow(Section):
     overhead_s_per_byte: float
     cores: int | None = None
     runtime: Mapping[str, float] | None = None
+    near: LinkRow | None = None
+    groups: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, link: Link) -> LinkRow:
         bytes_per_s = None if math.isinf(link.bytes_per_s) else link.bytes_per_s
         cores = link.cores if link.machines else None
-        return cls(link.latency_s, bytes_per_s, link.overhead_s_per_byte, cores, link.runtime or None)
+        near = None if link.near is None else cls.of(link.near)
+        own = (link.latency_s, bytes_per_s, link.overhead_s_per_byte, cores, link.runtime or None)
+        return cls(*own, near, link.groups or None)
 
     def text(self) -> str:
         speed = "no limit" if self.bytes_per_s is None else f"{bytes_text(round(self.bytes_per_s))}/s"
         shared = "" if self.cores is None else f"; devices share the {self.cores} cores of a machine"
         runtime = f"; {runtime_text(self.runtime)}" if self.runtime else ""
-        return f"{speed}, {seconds_text(self.latency_s)} each message{shared}{runtime}"
+        near = f"; within a group of near devices {self.near.text()}" if self.near is not None else ""
+        return f"{speed}, {seconds_text(self.latency_s)} each message{shared}{runtime}{near}"
 
 
 @dataclass(eq=False, frozen=True)

@@ -100,10 +100,12 @@ def _begins_s(stages: StagedLayers) -> Floats:
     """Return the earliest start of the first F of each stage, float64 (stages,)."""
     # The order decides which of a device's stages takes a message that several read.
     forward_s, devices = (stages.seconds - stages.messages_s)[0].tolist(), stages.devices.tolist()
+    link = stages.problem.link
     begins_s: list[float] = []
     for stage, read in enumerate(stages.inputs):
         sent_s = (
-            0.0 if devices[i] == devices[stage] else stages.problem.link.seconds(size) for i, size in read
+            0.0 if devices[i] == devices[stage] else link.between(devices[i], devices[stage]).seconds(size)
+            for i, size in read
         )
         ready_s = (begins_s[i] + forward_s[i] + lag_s for (i, _), lag_s in zip(read, sent_s, strict=True))
         begins_s.append(max(ready_s, default=0.0))
@@ -119,10 +121,11 @@ def _sending_s(stages: StagedLayers) -> float:
             if devices[source] != devices[stage]:
                 for key in (("F", source, devices[stage]), ("dO", stage, devices[source])):
                     largest[key] = max(size, largest.get(key, 0.0))
-    sent: Counter[tuple[int, int]] = Counter()
+    sent_s: Counter[tuple[int, int]] = Counter()
     for (_, stage, there), size in largest.items():
-        sent[devices[stage], there] += size  # type: ignore[assignment]
-    return max(sent.values(), default=0.0) * stages.problem.microbatches / stages.problem.link.bytes_per_s
+        link = stages.problem.link.between(devices[stage], there)
+        sent_s[devices[stage], there] += link.occupied_s(size)  # type: ignore[assignment]
+    return max(sent_s.values(), default=0.0) * stages.problem.microbatches
 
 
 def rank(problem: Problem, timeline: Timeline, cost: Cost = makespan_s) -> tuple[bool, float]:

@@ -115,8 +115,9 @@ class StagedLayers:
         gradients = {(stage, devices[source]): source for source, stage in sorted(away)}
         for kind, messages in enumerate((outputs, gradients)):
             for (sender, _), receiver in messages.items():
-                taken_s[kind, sender] += link.send_s
-                taken_s[kind, receiver] += link.receive_s
+                joining = link.between(devices[sender], devices[receiver])
+                taken_s[kind, sender] += joining.send_s
+                taken_s[kind, receiver] += joining.receive_s
         return taken_s
 
     @cached_property
@@ -135,7 +136,11 @@ class StagedLayers:
         """Return whether all stages take the same time and messages none: then closed forms hold."""
         seconds, link = self.seconds, self.problem.link
         per_byte = link.overhead_s_per_byte or not np.isinf(link.bytes_per_s)
-        free = link.of_idle_ends.latency_s == 0 and not (per_byte and self.sums("output_bytes")[:-1].any())
+        free = (
+            link.near is None
+            and link.of_idle_ends.latency_s == 0
+            and not (per_byte and self.sums("output_bytes")[:-1].any())
+        )
         return bool(free and np.allclose(seconds, seconds[:, :1], rtol=1e-9, atol=0))
 
     @cached_property

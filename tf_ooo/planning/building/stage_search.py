@@ -35,6 +35,8 @@ _TOLERANCE = 0.004
 _ROUNDS = 3
 # Up to these shares, changes move a cut, give layers away, exchange two stages; the rest stir the order.
 _CUT, _GIVEN, _EXCHANGED = 0.35, 0.55, 0.8
+# If links differ, this share of the exchanges is of all stages of two devices.
+_DEVICES_EXCHANGED = 0.3
 _UNITS_AT_ONCE = (1, 1, 2, 3)
 # Ends are stirred by so many times a mean task, normally distributed.
 _STIRRED = (0.5, 1.0, 2.0, 4.0)
@@ -149,18 +151,32 @@ class StageSearch:
         if self.small and devices ** (len(self.units) - 1) <= _MOST_OWNERS:
             owners = itertools.product(range(devices), repeat=len(self.units))
             # To exchange two devices that are alike changes nothing.
-            alike = len(set(self.speeds)) == 1
+            alike = len(set(self.speeds)) == 1 and self.problem.link.near is None
             in_turn = list(range(devices))
             for owner in owners:
                 seen = list(dict.fromkeys(owner))
                 if seen == in_turn or (not alike and len(seen) == devices):
                     yield owner
         weights = [None, _by_bytes_too(layers)] if self.waits else [None]
-        for weight, chunks in itertools.product(weights, range(1, min(_CHUNKS, len(layers) // devices) + 1)):
+        chunks_of_each = range(1, min(_CHUNKS, len(layers) // devices) + 1)
+        for weight, chunks, row in itertools.product(weights, chunks_of_each, self._rows()):
             back = [] if chunks % 2 else [v_places(devices) * (chunks // 2)]
-            for place in [tuple(range(devices)) * chunks, *back]:
+            for places in [tuple(range(devices)) * chunks, *back]:
+                place = [row[number] for number in places]
                 bounds = balanced(layers, self.problem.link.speeds_of(place), weight)
                 yield tuple(place[stage] for stage in stage_of_layer(bounds))
+
+    def _rows(self) -> list[list[int]]:
+        """Return the devices as they are listed and, if their links differ, with near ones side by side."""
+        listed, link = list(range(self.problem.devices)), self.problem.link
+        if link.near is None:
+            return [listed]
+        size_bytes = float(np.mean([layer.output_bytes for layer in self.problem.layers]))
+        row, left = listed[:1], listed[1:]
+        while left:
+            row.append(min(left, key=lambda device: link.between(row[-1], device).seconds(size_bytes)))
+            left.remove(row[-1])
+        return [listed, row]
 
     def _stages(self, owner: Owner) -> StagedLayers:
         """Merge neighbouring units on one device into stages, but keep stages that are given."""
@@ -183,7 +199,7 @@ class StageSearch:
     def _tasks_of(self, stages: StagedLayers) -> StepTasks:
         """Return the tasks of these stages, with the devices' speeds and, where they take time, messages."""
         link = self.problem.link
-        place = stages.place if link.busies_ends else ()
+        place = stages.place if link.busies_ends or link.near else ()
         key = stages.bounds, link.speeds_of(stages.place), place
         if key not in self._tasks:
             if len(self._tasks) >= _KEPT_TASKS:
@@ -239,7 +255,7 @@ class StageSearch:
         return None if too_long and not self.small else self._assigned(owner, stages, times)
 
     def _moved(self, here: Assigned, kind: float) -> Owner:
-        """Change some devices: at a cut, of a few units, or of two stages."""
+        """Change some devices: at a cut, of a few units, or of two stages; or exchange unlike devices."""
         owner, draw, count = list(here.owner), self.random, len(here.owner)
         if kind < _CUT:
             cuts = [unit for unit in range(1, count) if owner[unit] != owner[unit - 1]]
@@ -250,6 +266,10 @@ class StageSearch:
             first = draw.randrange(count)
             last = min(count, first + draw.choice(_UNITS_AT_ONCE))
             owner[first:last] = [draw.randrange(self.problem.devices)] * (last - first)
+        elif self.problem.link.near is not None and draw.random() < _DEVICES_EXCHANGED:
+            one, other = draw.sample(range(self.problem.devices), 2)
+            exchanged = {one: other, other: one}
+            owner = [exchanged.get(device, device) for device in owner]
         else:
             place = here.stages.place
             first_stage, second_stage = draw.sample(range(len(place)), 2)

@@ -47,7 +47,8 @@ class StepTasks:
         """Return sources, targets, and seconds of the message between two devices."""
         numbers, lanes = self.numbers, {(0, 0): TaskList(self.codes)}
         shape = Schedule(MODE, "step", lanes, microbatches=self.count, stages=stages.bounds)
-        source, target, lag_s = Relation(shape, stages.problem.layers).within_step(stages.problem.link)
+        relation = Relation(shape, stages.problem.layers)
+        source, target, lag_s = relation.within_step(stages.problem.link, stages.devices)
         room = numbers[2, :, :-in_flight], numbers[0, :, in_flight:]
         one_by_one = numbers[:, :, :-1], numbers[:, :, 1:]
         for earlier, later in (room, one_by_one) if in_turn else (room,):

@@ -208,7 +208,14 @@ def _link_text(link: Link) -> str:
     text = f"link {speed}, {time_text(link.latency_s)} latency, each direction of each two devices"
     if link.overhead_s_per_byte:
         text += f", {link.overhead_s_per_byte * 1e9:.3g} s of both processors for each GB"
-    return f"{text}; {runtime_text(link.runtime)}" if link.runtime else text
+    text = f"{text}; {runtime_text(link.runtime)}" if link.runtime else text
+    if link.near is None:
+        return text
+    members = [
+        [str(n) for n, group in enumerate(link.groups) if group == own] for own in dict.fromkeys(link.groups)
+    ]
+    near = " and ".join(f"devices {', '.join(group)}" for group in members if len(group) > 1)
+    return f"{text}; nearer ones among {near or 'no devices'}: {_link_text(link.near)}"
 
 
 def _cores_texts(link: Link) -> tuple[str, ...]:

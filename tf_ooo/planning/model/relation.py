@@ -16,6 +16,7 @@ If a stage has no task of some kind, as two layers that share one dO, dependenci
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -121,15 +122,23 @@ class Relation:
             yield from self._barrier()
         yield from self._after()
 
-    def within_step(self, link: Link) -> tuple[Ints, Ints, Floats]:
-        """Return sources and targets of one step's edges, and the seconds of each message."""
+    def within_step(self, link: Link, devices: Ints | None = None) -> tuple[Ints, Ints, Floats]:
+        """Return sources and targets of one step's edges, and the seconds of a message between two devices.
+
+        ``devices``: the device of each stage, where the lanes do not tell.
+        """
         edges = [edge for edge in _merged(self._edges(between_steps=False)) if not edge.steps]
-        sent_s = [0.0 if e.message_bytes is None else link.seconds(e.message_bytes) for e in edges]
-        lags = [np.full(len(edge.source), lag_s) for edge, lag_s in zip(edges, sent_s, strict=True)]
-        nodes = [np.zeros(0, np.int64)]
-        source = np.concatenate([*nodes, *(edge.source for edge in edges)])
-        target = np.concatenate([*nodes, *(edge.target for edge in edges)])
-        return source, target, np.concatenate([np.zeros(0), *lags])
+        nothing = np.zeros(0, np.int64)
+        source = np.concatenate([nothing, *(edge.source for edge in edges)])
+        target = np.concatenate([nothing, *(edge.target for edge in edges)])
+        sent = [math.nan if edge.message_bytes is None else edge.message_bytes for edge in edges]
+        size_bytes = np.repeat(np.array(sent, float), [len(edge.source) for edge in edges])
+        device = self.device if devices is None else devices[self.fields.stage]
+        pair, count = (device[source], device[target]), int(device.max(initial=0)) + 1
+        lag_s = (
+            link.of_pairs("latency_s", count)[pair] + size_bytes / link.of_pairs("bytes_per_s", count)[pair]
+        )
+        return source, target, np.nan_to_num(lag_s)
 
     def _forward(self, stage: int) -> Iterator[Edges]:
         for source, size in self._providers("F", stage):

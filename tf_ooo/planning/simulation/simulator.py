@@ -219,14 +219,14 @@ def _work(repeated: _Repeated, layers: Layers, link: Link, seconds: Floats) -> t
     device = repeated.tile(repeated.relation.device)
     sources, targets, sent = _edges(repeated, device)
     links = _Links(repeated, device, sent, link)
-    lags = [np.zeros(sum(map(len, sources))), np.full(len(links.consumer), link.latency_s)]
+    lags = [np.zeros(sum(map(len, sources))), links.of_each("latency_s")[links.message_of]]
     sources.append(links.nodes[links.message_of])
     targets.append(links.consumer)
     if not links.instant:
         sources.append(links.producer)
         targets.append(links.nodes)
         lags.append(np.zeros(len(links.nodes)))
-    seconds = repeated.tile(seconds) + _overheads_s(links, link, len(device))
+    seconds = repeated.tile(seconds) + _overheads_s(links, len(device))
     work = LaneWork(
         duration_s=np.concatenate([seconds, links.transfer_s]),
         lane_starts=np.concatenate([repeated.starts, links.starts[1:] + len(device)]),
@@ -239,15 +239,15 @@ def _work(repeated: _Repeated, layers: Layers, link: Link, seconds: Floats) -> t
     return work, links
 
 
-def _overheads_s(links: _Links, link: Link, nodes: int) -> Floats:
+def _overheads_s(links: _Links, nodes: int) -> Floats:
     """Return the seconds that messages take from their senders, and from the first task that reads each."""
     taken_s = np.zeros(nodes)
-    if len(links.producer) and link.busies_ends:
-        each_s = links.size_bytes * link.overhead_s_per_byte
+    if len(links.producer) and links.link.busies_ends:
+        each_s = links.size_bytes * links.of_each("overhead_s_per_byte")
         reader = np.full(len(each_s), nodes)
         np.minimum.at(reader, links.message_of, links.consumer)
-        np.add.at(taken_s, links.producer, each_s + link.send_s)
-        np.add.at(taken_s, reader, each_s + link.receive_s)
+        np.add.at(taken_s, links.producer, each_s + links.of_each("send_s"))
+        np.add.at(taken_s, reader, each_s + links.of_each("receive_s"))
     return taken_s
 
 
@@ -260,14 +260,16 @@ def _new_weights_s(relation: Relation, layers: Layers, link: Link) -> Floats:
         weights = sum(layers[layer].weight_bytes for layer in relation.schedule.layers_of(stage))
         if not weights:
             continue
-        each_s = weights * link.overhead_s_per_byte
         updates, sent_to = relation.nodes("U", stage)[0], np.full(relation.schedule.microbatches, -1)
         for readers in (*relation.nodes("F", stage), *relation.nodes("dO", stage)):
             both = (updates >= 0) & (readers >= 0)
             to = np.where(both, relation.device[readers], -1)
             both &= (to != relation.device[updates]) & (to != sent_to)
-            taken_s[updates[both]] += each_s + link.send_s
-            taken_s[readers[both]] += each_s + link.receive_s
+            for update, reader in zip(updates[both].tolist(), readers[both].tolist(), strict=True):
+                between = link.between(int(relation.device[update]), int(relation.device[reader]))
+                each_s = weights * between.overhead_s_per_byte
+                taken_s[update] += each_s + between.send_s
+                taken_s[reader] += each_s + between.receive_s
             sent_to = np.where(both, to, sent_to)
     return taken_s
 
@@ -297,7 +299,8 @@ class _Links:
     def __init__(self, repeated: _Repeated, device: Ints, sent: _Sent, link: Link) -> None:
         nothing = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
         source, self.consumer, size = (np.concatenate(column) for column in zip(nothing, *sent, strict=True))
-        devices = int(device.max(initial=0)) + 1
+        self.link, self.devices = link, int(device.max(initial=0)) + 1
+        devices = self.devices
         pair = device[source].astype(np.int64) * devices + device[self.consumer]
         # Messages sorted by link, then by producer, which is the order of the lane.
         key = pair * len(device) + source
@@ -307,7 +310,7 @@ class _Links:
         np.maximum.at(self.size_bytes, inverse, size)
         pair = pair[first]
         self.source_device, self.target_device = np.divmod(pair, devices)
-        self.transfer_s = self.size_bytes / link.bytes_per_s
+        self.transfer_s = self.size_bytes / self.of_each("bytes_per_s")
         # Transfers that take no time need no nodes: what is sent is there at once, or a latency later.
         self.instant = not self.transfer_s.any()
         if self.instant:
@@ -316,6 +319,11 @@ class _Links:
         self.starts = np.concatenate([link_starts, [len(self.transfer_s)]]).astype(np.int64)
         self.kinds = self._kinds(repeated)
         self.nodes = self.producer if self.instant else np.arange(len(unique)) + len(device)
+
+    def of_each(self, name: str) -> Floats:
+        """Return a field of each message's link, float64."""
+        values: Floats = self.link.of_pairs(name, self.devices)[self.source_device, self.target_device]
+        return values
 
     def messages(self, start: Floats, end: Floats) -> MessageColumns:
         """Return when each message occupies its link; at its sender's end if it takes no time."""

@@ -47,9 +47,11 @@ class LayerCosts:
         recomputed_s: the seconds of running F again, a part of ``output_grad_s``.
         compiled: XLA's calls return all gradients of a stage at once, before any is added up, and all its new
             weights and slots.
+        tied: lower layers whose weights this one uses as well, each with the bytes of their gradient that its
+            dW sends there for each micro-batch: a head that reads the embedding's table.
 
     Raises:
-        CostError: a number is negative, NaN or infinite, or an input is no earlier layer.
+        CostError: a number is negative, NaN or infinite, or an input or a tied layer is no earlier layer.
     """
 
     forward_s: float
@@ -69,6 +71,7 @@ class LayerCosts:
     recomputed_bytes: float = 0
     recomputed_s: float = 0.0
     compiled: bool = False
+    tied: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         for amount in _AMOUNTS:
@@ -88,6 +91,8 @@ class LayerCosts:
                 )
         if not isinstance(self.name, str):
             raise CostError(f"name must be text, got {self.name!r:.80}")
+        for _, size_bytes in self.tied:
+            _check_amount(self.name, "tied", size_bytes)
         for field in ("inputs", "occupancy"):
             if not isinstance(getattr(self, field), (tuple, list, NoneType)):
                 raise CostError(
@@ -326,6 +331,9 @@ def check_layers(layers: object) -> tuple[LayerCosts, ...]:
         for source in layer.inputs or ():
             if not isinstance(source, int) or not 0 <= source < index:
                 raise CostError(f"layer {index}: reads layer {source!r}, which is not before it")
+        for source, _ in layer.tied:
+            if not isinstance(source, int) or not 0 <= source < index:
+                raise CostError(f"layer {index}: is tied to layer {source!r}, which is not before it")
     return tuple(layers)
 
 

@@ -24,7 +24,7 @@ SOURCES = ("measured", "analytic", "mixed", "edited")
 UNLIMITED = "unlimited"
 # These fields are left out if they have these values.
 _RECOMPUTED = {"recomputed_bytes": 0, "recomputed_s": 0, "forward_bytes": None}
-_LEFT_OUT = {**_RECOMPUTED, "compiled": False}
+_LEFT_OUT = {**_RECOMPUTED, "compiled": False, "tied": ()}
 # These may be left out or null, with the meaning that LayerCosts gives to None or to the default.
 _OPTIONAL = ("weight_grad_bytes", "inputs", "occupancy", "name", "summand_bytes", *_LEFT_OUT)
 _REGION = re.compile(r"(dO|F):(0|[1-9]\d{0,5})", re.ASCII)
@@ -192,6 +192,10 @@ def _layer(index: int, content: object) -> LayerCosts:
     for name, kind in (("inputs", int), ("occupancy", float)):
         if name in values:
             values[name] = _numbers(f"{where}: {name}", values[name], kind)
+    if "tied" in values:
+        pairs = [_numbers(f"{where}: tied", pair, float) for pair in _list(f"{where}: tied", values["tied"])]
+        _expect(all(len(pair) == 2 for pair in pairs), f"{where}: tied: expected [layer, bytes]", pairs)
+        values["tied"] = tuple(pairs)
     if "occupancy" in values and len(values["occupancy"]) != 3:
         raise CostError(f"{where}: occupancy: expected the shares of F, dO and dW, got {values['occupancy']}")
     with errors_of(f"layer {index}"):
@@ -258,13 +262,17 @@ def check_texts(key: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _numbers(where: str, value: object, kind: type) -> tuple[float, ...]:
+def _list(where: str, value: object) -> list[Any]:
     if not isinstance(value, list):
         raise CostError(f"{where}: expected a list of numbers or null, got {value!r:.80}")
-    for item in value:
+    return value
+
+
+def _numbers(where: str, value: object, kind: type) -> tuple[float, ...]:
+    for item in _list(where, value):
         if not is_number(item) or (kind is int and not isinstance(item, int)):
             raise CostError(f"{where}: expected a list of numbers or null, got {item!r:.80} in it")
-    return tuple(value)
+    return tuple(_list(where, value))
 
 
 def _number(where: str, value: object) -> None:

@@ -47,7 +47,9 @@ def measured_costs(
         mean = dataclasses.replace(profile, seconds=step.averaged(profile.seconds, general))
         factor = _between_ops(step, profile, timed_s)
     costs = step_costs(step.known.alone, graph, mean, *tasks, factor, on)
-    layers, seconds = tuple(map(_with_tied, costs.layers, *tied_bytes(step))), costs.op_seconds
+    copies, gradients, tied = tied_bytes(step)
+    seconds = costs.op_seconds
+    layers = tuple(map(_with_tied, costs.layers, copies, gradients, tied))
     if profile is not None and profile.core_s:
         core_s = step.averaged(profile.core_s, general)
         # The time that ``factor`` adds to an op is one thread looking for the next.
@@ -57,15 +59,16 @@ def measured_costs(
     return dataclasses.replace(costs, layers=layers)
 
 
-def tied_bytes(step: StepGraph) -> tuple[list[float], list[float], list[float]]:
+def tied_bytes(step: StepGraph) -> tuple[list[float], list[float], list[dict[int, float]]]:
     """Return the bytes that weights shared by several layers add to each layer, for one micro-batch.
 
     The three lists are: copies of a lower layer's weights, which are sent for F and stay until dO; gradients
     of the layer's own weights that other layers have computed, which wait for its dW; gradients of other
-    layers' weights that its own dW computes, which exist while it runs.
+    layers' weights, by layer, that its own dW computes, which exist while it runs.
     """
     graph = step.graph
-    copies, gradients, made_here = ([0.0] * len(graph.layers) for _ in range(3))
+    copies, gradients = ([0.0] * len(graph.layers) for _ in range(2))
+    made_here: list[dict[int, float]] = [{} for _ in graph.layers]
     of_data = ops_of_data(graph)
     at = {name: step.classified.get(name, ("", 0)) for name in graph.ops}
     sent: set[tuple[str, int]] = set()
@@ -78,7 +81,7 @@ def tied_bytes(step: StepGraph) -> tuple[list[float], list[float], list[float]]:
             size_bytes = graph.ops[producer].output_bytes or 0
             if kind == "dW" and name in step.joined:
                 gradients[layer] += size_bytes
-                made_here[other] += size_bytes
+                made_here[other][layer] = made_here[other].get(layer, 0.0) + size_bytes
             elif kind == "F" and producer not in of_data:
                 copies[layer] += size_bytes
             sent.add((producer, layer))
@@ -86,7 +89,7 @@ def tied_bytes(step: StepGraph) -> tuple[list[float], list[float], list[float]]:
 
 
 def _with_tied(
-    layer: LayerCosts, copies_bytes: float, gradients_bytes: float, made_here_bytes: float
+    layer: LayerCosts, copies_bytes: float, gradients_bytes: float, made_here_bytes: dict[int, float]
 ) -> LayerCosts:
     """Return the layer with these bytes added; gradients count from F on, a slight overestimate."""
     return dataclasses.replace(
@@ -94,7 +97,8 @@ def _with_tied(
         activation_bytes=layer.activation_bytes + copies_bytes + gradients_bytes,
         forward_bytes=layer.activation_bytes if layer.forward_bytes is None else layer.forward_bytes,
         weight_grad_bytes=layer.kept_bytes + gradients_bytes,
-        summand_bytes=layer.summand_bytes + made_here_bytes,
+        summand_bytes=layer.summand_bytes + sum(made_here_bytes.values()),
+        tied=tuple(sorted(made_here_bytes.items())),
     )
 
 
@@ -168,7 +172,9 @@ def costs_of_parts(costs: CostTable, step: StepGraph) -> CostTable:
         parts = [calculated[layer] for layer in here]
         if len(measured) == len(parts):
             pairs = zip(measured, parts, strict=True)
-            layers += [dataclasses.replace(layer, inputs=part.inputs) for layer, part in pairs]
+            layers += [
+                dataclasses.replace(layer, inputs=part.inputs, tied=part.tied) for layer, part in pairs
+            ]
         else:
             layers += _shared(measured, parts)
     return dataclasses.replace(costs, layers=tuple(layers))

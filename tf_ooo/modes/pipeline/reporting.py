@@ -150,7 +150,7 @@ def _stage_row(plan: Plan, stage: int, costs: CostTable, devices: Sequence[str])
 
 
 def _why(plan: Plan, stage: int, costs: CostTable) -> str:
-    """Return a stage's share of the seconds, and the effect of cutting one layer earlier or later."""
+    """Return a stage's share of the seconds, and what it sends for each micro-batch."""
     first, last = plan.problem.bounds[stage]
     layers, speeds = costs.layers, plan.problem.link.speeds_of(plan.schedule.device_of_stage)
     mine_s = sum(layer.busy_s for layer in layers[first : last + 1]) / speeds[stage]
@@ -159,6 +159,9 @@ def _why(plan: Plan, stage: int, costs: CostTable) -> str:
     text += seconds_text(fair_s)
     if last + 1 < len(layers):
         text += f"; {bytes_text(crossing_bytes(layers, last))} cross the cut behind it"
+    for owner, size in plan.problem.layers[stage].tied:
+        if plan.schedule.device_of_stage[owner] != plan.schedule.device_of_stage[stage]:
+            text += f"; {bytes_text(size)} of gradients go to stage {owner}, whose weights it uses"
     largest = max(layers[first : last + 1], key=lambda layer: layer.busy_s)
     alone_s = largest.busy_s / speeds[stage]
     if alone_s > 1.2 * fair_s:

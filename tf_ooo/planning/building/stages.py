@@ -12,6 +12,7 @@ import numpy as np
 
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, layer_inputs
 from tf_ooo.errors import OptionsError, did_you_mean
+from tf_ooo.planning.model.relation import tied_stages
 
 Bounds = tuple[tuple[int, int], ...]
 Stages = Sequence[str] | Sequence[Sequence[str]]
@@ -142,10 +143,12 @@ def merged(layers: tuple[LayerCosts, ...], bounds: Bounds, microbatches: int = 1
             if stage_of[source] != stage_of[layer]:
                 inputs[stage_of[layer]].add(stage_of[source])
                 sent[stage_of[source]].add(source)
+    tied = tied_stages(layers, stage_of)
     return tuple(
         dataclasses.replace(
             _sum(layers[first : last + 1], microbatches),
             inputs=tuple(sorted(inputs[stage])),
+            tied=tuple(sorted(tied[stage].items())),
             output_bytes=float(sum(layers[source].output_bytes for source in sorted(sent[stage]))),
         )
         for stage, (first, last) in enumerate(bounds)

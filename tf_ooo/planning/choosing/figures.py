@@ -271,7 +271,11 @@ def side_by_side(
     )
     inputs = [layer_inputs(tuple(layers), stage) for stage in range(count)]
     return together, tuple(
-        dataclasses.replace(layer, inputs=tuple(source + number * count for source in inputs[stage]))
+        dataclasses.replace(
+            layer,
+            inputs=tuple(source + number * count for source in inputs[stage]),
+            tied=tuple((owner + number * count, size) for owner, size in layer.tied),
+        )
         for number in numbers
         for stage, layer in enumerate(layers_of[number])
     )

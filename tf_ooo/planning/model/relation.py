@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -63,6 +64,7 @@ class Relation:
         self.stages = max(len(schedule.stages) or highest, highest)
         self.by_priority = [lane in schedule.priority_lanes for lane in self.lanes]
         self._stage_inputs = stage_inputs(schedule, layers, self.stages)
+        self._tied = _tied_to(schedule, layers, self.stages)
         self._tables = {kind: self._table(kind) for kind in KINDS}
         self._number = {kind: self._counts(kind) for kind in KINDS}
 
@@ -176,6 +178,22 @@ class Relation:
             else:
                 why = "the gradient of every micro-batch"
                 yield from self._all_to_all(self.there(*source), self.there(*target), why)
+        for user, size in self._tied[stage]:
+            yield from self._tied_gradients(user, stage, size)
+
+    def _tied_gradients(self, user: int, stage: int, size: float) -> Iterator[Edges]:
+        """Yield edges from each dW of a stage that uses another one's weights; their sums wait for it.
+
+        Without updates among the tasks, the last dW stands for them.
+        """
+        why = "the gradient of a tied weight"
+        reader = next((kind for kind in ("comm", "U") if self.has(kind, stage)), "dW")
+        if self.schedule.asynchronous:
+            yield from self._pairs(("dW", user), (reader, stage), size, why)
+            return
+        gradients, readers = self.there("dW", user), self.there(reader, stage)
+        for then in readers[-1:] if reader == "dW" else readers:
+            yield Edges(gradients, np.full(len(gradients), then), size, why)
 
     def _next_step(self, stage: int) -> Iterator[Edges]:
         if not (self.schedule.asynchronous or self.schedule.barrier):
@@ -277,6 +295,28 @@ def stage_inputs(schedule: Schedule, layers: Layers | None, stages: int) -> list
                     sizes.setdefault(stage_of[source], {})[source] = layers[source].output_bytes
         inputs.append([(source, float(sum(by.values()))) for source, by in sorted(sizes.items())])
     return inputs
+
+
+def tied_stages(layers: Layers, stage_of: Sequence[int] | dict[int, int]) -> dict[int, dict[int, float]]:
+    """Return for each stage those lower ones whose weights it uses, and the bytes of their gradients."""
+    tied: dict[int, dict[int, float]] = defaultdict(dict)
+    for number, layer in enumerate(layers):
+        for source, size in layer.tied:
+            user, owner = stage_of[number], stage_of[source]
+            if user != owner:
+                tied[user][owner] = tied[user].get(owner, 0.0) + size
+    return tied
+
+
+def _tied_to(schedule: Schedule, layers: Layers | None, stages: int) -> list[list[tuple[int, float]]]:
+    """Return for each stage those that use its weights, and the bytes that each sends."""
+    users: list[list[tuple[int, float]]] = [[] for _ in range(stages)]
+    if layers is not None and any(layer.tied for layer in layers):
+        stage_of = {layer: stage for stage in range(stages) for layer in schedule.layers_of(stage)}
+        for user, owners in tied_stages(layers, stage_of).items():
+            for owner, size in owners.items():
+                users[owner].append((user, size))
+    return users
 
 
 def _merged(edges: Iterable[Edges]) -> list[Edges]:

@@ -35,7 +35,7 @@ _TOLERANCE = 0.004
 _ROUNDS = 3
 # Up to these shares, changes move a cut, give layers away, exchange two stages; the rest stir the order.
 _CUT, _GIVEN, _EXCHANGED = 0.35, 0.55, 0.8
-# If links differ, this share of the exchanges is of all stages of two devices.
+# If links differ or weights are tied, this share of the exchanges is of all stages of two devices.
 _DEVICES_EXCHANGED = 0.3
 _UNITS_AT_ONCE = (1, 1, 2, 3)
 # Ends are stirred by so many times a mean task, normally distributed.
@@ -108,12 +108,14 @@ class StageSearch:
         self.work_s: Floats = seconds * problem.microbatches
         self.task_s = float(seconds.mean()) / len(KINDS)
         self.speeds = np.array(problem.link.speeds_of(range(problem.devices)))
+        self.places_matter = problem.link.near is not None or any(layer.tied for layer in problem.layers)
         self.most = max(_CHUNKS * problem.devices, len(problem.cut))
         self._tasks: dict[tuple[Bounds, tuple[float, ...], tuple[int, ...]], StepTasks] = {}
 
     def starts(self, most: int | None = None) -> Iterator[Assigned]:
         """Yield the first ``most`` cuts and placements, each once, with an order."""
-        return map(self.ordered, itertools.islice(dict.fromkeys(self._owners()), most))
+        owners = itertools.chain.from_iterable(map(self._with_ends_together, self._owners()))
+        return map(self.ordered, itertools.islice(dict.fromkeys(owners), most))
 
     def run(self, start: Assigned, changes: int) -> Assigned:
         """Return the best on a walk of so many changes; on one device nothing can be changed."""
@@ -165,6 +167,16 @@ class StageSearch:
                 place = [row[number] for number in places]
                 bounds = balanced(layers, self.problem.link.speeds_of(place), weight)
                 yield tuple(place[stage] for stage in stage_of_layer(bounds))
+
+    def _with_ends_together(self, owner: Owner) -> Iterator[Owner]:
+        """Yield the devices, and with tied weights those where they and what uses them are on one."""
+        yield owner
+        unit_of = stage_of_layer(self.units)
+        here, there = list(owner), list(owner)
+        for number, layer in enumerate(self.problem.layers):
+            for source, _ in layer.tied:
+                here[unit_of[number]], there[unit_of[source]] = here[unit_of[source]], there[unit_of[number]]
+        yield from (tuple(moved) for moved in (here, there) if set(moved) == set(owner))
 
     def _rows(self) -> list[list[int]]:
         """Return the devices as they are listed and, if their links differ, with near ones side by side."""
@@ -266,7 +278,7 @@ class StageSearch:
             first = draw.randrange(count)
             last = min(count, first + draw.choice(_UNITS_AT_ONCE))
             owner[first:last] = [draw.randrange(self.problem.devices)] * (last - first)
-        elif self.problem.link.near is not None and draw.random() < _DEVICES_EXCHANGED:
+        elif self.places_matter and draw.random() < _DEVICES_EXCHANGED:
             one, other = draw.sample(range(self.problem.devices), 2)
             exchanged = {one: other, other: one}
             owner = [exchanged.get(device, device) for device in owner]

@@ -30,6 +30,7 @@ from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import KIND_NUMBER, KINDS, Fields, Floats, Ints, Task
 
 Layers = Sequence[LayerCosts]
+_TIED = "the gradient of a tied weight"
 # A table of all tasks there could be: at most so many places for each task that there is, and some.
 _PLACES_PER_TASK, _PLACES = 64, 1 << 16
 
@@ -133,14 +134,25 @@ class Relation:
         nothing = np.zeros(0, np.int64)
         source = np.concatenate([nothing, *(edge.source for edge in edges)])
         target = np.concatenate([nothing, *(edge.target for edge in edges)])
-        sent = [math.nan if edge.message_bytes is None else edge.message_bytes for edge in edges]
-        size_bytes = np.repeat(np.array(sent, float), [len(edge.source) for edge in edges])
+        size_bytes = np.concatenate([np.zeros(0), *map(self._bytes_until_there, edges)])
         device = self.device if devices is None else devices[self.fields.stage]
         pair, count = (device[source], device[target]), int(device.max(initial=0)) + 1
         lag_s = (
             link.of_pairs("latency_s", count)[pair] + size_bytes / link.of_pairs("bytes_per_s", count)[pair]
         )
         return source, target, np.nan_to_num(lag_s)
+
+    def _bytes_until_there(self, edges: Edges) -> Floats:
+        """Return the bytes that the link sends from each message until what waits for it has all; nan: none.
+
+        A tied weight's gradients of all micro-batches are on their way to one task, one behind the other.
+        """
+        size_bytes = np.full(
+            len(edges.source), math.nan if edges.message_bytes is None else edges.message_bytes
+        )
+        if edges.why == _TIED and not self.schedule.asynchronous:
+            size_bytes *= self.schedule.microbatches - self.fields.microbatch[edges.source]
+        return size_bytes
 
     def _forward(self, stage: int) -> Iterator[Edges]:
         for source, size in self._providers("F", stage):
@@ -186,7 +198,7 @@ class Relation:
 
         Without updates among the tasks, the last dW stands for them.
         """
-        why = "the gradient of a tied weight"
+        why = _TIED
         reader = next((kind for kind in ("comm", "U") if self.has(kind, stage)), "dW")
         if self.schedule.asynchronous:
             yield from self._pairs(("dW", user), (reader, stage), size, why)

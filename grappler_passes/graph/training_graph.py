@@ -97,14 +97,11 @@ class Layer:
         """Return the variables' common name, for reports: ``conv1/kernel, conv1/bias`` is ``conv1``."""
         if self.label:
             return self.label
-        if len(self.variables) == 1:
-            return self.variables[0]
-        parts = [v.split("/") for v in self.variables]
         common = []
-        for pieces in zip(*parts, strict=False):
-            if len(set(pieces)) != 1:
+        for first, *others in zip(*(v.split("/") for v in self.variables), strict=False):
+            if {*others} - {first}:
                 break
-            common.append(pieces[0])
+            common.append(first)
         return "/".join(common) or ", ".join(self.variables)
 
 
@@ -127,23 +124,8 @@ class TrainingGraph:
 
     def counts(self) -> dict[str, int]:
         """Count the ops of each kind, keyed ``F``, ``dO``, ``dW``, ``U``, ``comm``, ``other``."""
-        out = {kind.value: 0 for kind in OpKind}
-        for op in self.ops.values():
-            out[op.kind.value] += 1
-        return out
-
-    def numbered_as(self, layers: Sequence[Collection[str]]) -> TrainingGraph | None:
-        """Return the graph with its layers (given by their variables) in this order; None if they differ.
-
-        Two graphs of one step may number the layers of parallel branches in either order.
-        """
-        place = {frozenset(variables): number for number, variables in enumerate(layers)}
-        own = [frozenset(layer.variables) for layer in self.layers]
-        if len(own) != len(layers) or set(own) != place.keys():
-            return None
-        new = [place[variables] for variables in own]
-        numbered = [replace(layer, index=number) for layer, number in zip(self.layers, new, strict=True)]
-        return self.with_layers(sorted(numbered, key=lambda layer: layer.index), new)
+        kinds = [op.kind for op in self.ops.values()]
+        return {kind.value: kinds.count(kind) for kind in OpKind}
 
     def with_layers(self, layers: Iterable[Layer], numbers: Sequence[int]) -> TrainingGraph:
         """Return the same graph with other layers; ``numbers[old]`` is the new number of an old layer."""

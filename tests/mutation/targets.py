@@ -65,7 +65,10 @@ TESTS: dict[str, list[str]] = {
     ],
     "tf_ooo/planning/simulation/clock.py": _CLOCK,
     "tf_ooo/rewriting/one_device.py": [*_PEAKS, *_tests(GRAPH, "function")],
-    "grappler_passes/graph/training_graph.py": [*_PEAKS, *_tests(UNIT, "costs_from_graph timed_ops")],
+    "grappler_passes/graph/training_graph.py": [
+        *_PEAKS,
+        *_tests(UNIT, "costs_from_graph timed_ops frozen_values"),
+    ],
     "grappler_passes/analysis/classify.py": _CLASSIFY,
     "grappler_passes/analysis/backward.py": [*_tests(GRAPH, "backward_parts"), *_CLASSIFY],
     "grappler_passes/analysis/gradients.py": [*_tests(GRAPH, "gradients_parts weights_parts"), *_CLASSIFY],

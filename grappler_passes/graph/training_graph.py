@@ -16,7 +16,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from grappler_passes.errors import PlanError
-from grappler_passes.graph.dependencies import SWITCHES
+from grappler_passes.graph.dependencies import SWITCHES, reached
 
 # The output of these ops is a view of the first input: it needs no memory, but keeps that input alive.
 _VIEWS = frozenset(
@@ -244,42 +244,27 @@ def backward_tasks(graph: TrainingGraph) -> BackwardTasks:
     A layer's dO are the dO ops that its dW ops read, and those upstream that no later layer has taken.
     """
     place = {name: i for i, name in enumerate(graph.ops)}
-    reads: dict[int, list[str]] = {}
-    ops: dict[LayerTask, tuple[str, ...]] = {}
-    for layer in graph.layers:
-        weight_grads = [n for n in layer.weight_grad_ops if n in graph.ops and graph.ops[n].type != "Const"]
-        producers = {producer for name in weight_grads for producer in graph.ops[name].producers}
-        reads[layer.index] = [name for name in producers if _is_output_grad(graph, name)]
-        if weight_grads:
-            ops["dW", layer.index] = tuple(weight_grads)
-    # If places are equal (two layers read one dO), the higher layer is nearer to the loss.
-    reached = sorted(reads, key=lambda i: (max((place[name] for name in reads[i]), default=-1), -i))
     claimed: set[str] = set()
-    for index in reached:
-        own = _upstream(graph, reads[index], claimed, place)
-        if own:
-            ops["dO", index] = tuple(own)
-    return BackwardTasks(ops, tuple(reached))
+    ops: dict[LayerTask, tuple[str, ...]] = {}
 
+    def unclaimed(names: Iterable[str]) -> set[str]:
+        return {n for n in place.keys() & names if graph.ops[n].kind is OpKind.OUTPUT_GRAD} - claimed
 
-def _is_output_grad(graph: TrainingGraph, name: str) -> bool:
-    return name in graph.ops and graph.ops[name].kind is OpKind.OUTPUT_GRAD
+    def without_constants(names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(name for name in names if name in place and graph.ops[name].type != "Const")
 
-
-def _upstream(
-    graph: TrainingGraph, start: Iterable[str], claimed: set[str], place: Mapping[str, int]
-) -> list[str]:
-    """Claim and return, in topological order, the unclaimed dO ops that ``start`` depends on."""
-    own, stack = [], [name for name in start if name not in claimed]
-    while stack:
-        name = stack.pop()
-        if name in claimed:
-            continue
-        claimed.add(name)
-        if graph.ops[name].type != "Const":
-            own.append(name)
-        stack += [p for p in producers_of(graph.ops[name]) if _is_output_grad(graph, p) and p not in claimed]
-    return sorted(own, key=place.__getitem__)
+    reads: dict[int, set[str]] = {}
+    for layer in graph.layers:
+        weight_grads = ops["dW", layer.index] = without_constants(layer.weight_grad_ops)
+        reads[layer.index] = unclaimed(p for name in weight_grads for p in graph.ops[name].producers)
+    # If places are equal (two layers read one dO), the higher layer is nearer to the loss.
+    layers = sorted(reads, key=lambda i: (max((place[name] for name in reads[i]), default=-1), -i))
+    for index in layers:
+        start = unclaimed(reads[index])
+        own = reached(start, lambda name: unclaimed(producers_of(graph.ops[name])))
+        claimed |= own
+        ops["dO", index] = without_constants(sorted(own, key=place.__getitem__))
+    return BackwardTasks({task: names for task, names in ops.items() if names}, tuple(layers))
 
 
 def producers_of(op: Op) -> list[str]:
@@ -368,7 +353,7 @@ def ops_by_task(
         for (kind, index), names in tasks.items()
     }
     for layer in graph.layers:
-        by_task["U", layer.index] = [name for name in layer.update_ops if name in graph.ops]
+        by_task["U", layer.index] = list(layer.update_ops)
     for name, index in forward.items():
         by_task.setdefault(("F", index), []).append(name)
     return by_task

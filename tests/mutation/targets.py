@@ -67,7 +67,7 @@ TESTS: dict[str, list[str]] = {
     "tf_ooo/rewriting/one_device.py": [*_PEAKS, *_tests(GRAPH, "function")],
     "grappler_passes/graph/training_graph.py": [
         *_PEAKS,
-        *_tests(UNIT, "costs_from_graph timed_ops frozen_values"),
+        *_tests(UNIT, "costs_from_graph lowering_edges frozen_values"),
     ],
     "grappler_passes/analysis/classify.py": _CLASSIFY,
     "grappler_passes/analysis/backward.py": [*_tests(GRAPH, "backward_parts"), *_CLASSIFY],

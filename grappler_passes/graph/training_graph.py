@@ -127,6 +127,18 @@ class TrainingGraph:
         kinds = [op.kind for op in self.ops.values()]
         return {kind.value: kinds.count(kind) for kind in OpKind}
 
+    def numbered_as(self, layers: Sequence[Collection[str]]) -> TrainingGraph | None:
+        """Return the graph with its layers (given by their variables) in this order; None if they differ.
+
+        Two graphs of one step may number the layers of parallel branches in either order.
+        """
+        own = {frozenset(layer.variables): layer for layer in self.layers}
+        wanted = [frozenset(variables) for variables in layers]
+        if own.keys() != set(wanted) or len(wanted) != len(self.layers):
+            return None
+        numbered = [replace(own[variables], index=number) for number, variables in enumerate(wanted)]
+        return self.with_layers(numbered, [wanted.index(variables) for variables in own])
+
     def with_layers(self, layers: Iterable[Layer], numbers: Sequence[int]) -> TrainingGraph:
         """Return the same graph with other layers; ``numbers[old]`` is the new number of an old layer."""
         ops = {

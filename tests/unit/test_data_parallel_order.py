@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 import pytest
@@ -202,25 +203,32 @@ def test_the_layers_that_were_planned_may_have_other_numbers(some_steps):
         order_steps(some_steps, lambda graph: schedule("dO:2 dO:1 dO:0 dW:0 dW:1 dW:2"))
 
 
-def test_steps_of_different_layers_are_refused():
+def two_steps(*used):
+    """Each step multiplies its input by these weights, in this order."""
     weights = [tf.Variable(tf.ones((3, 3))), tf.Variable(tf.ones((3, 3)))]
 
     @tf.function
     def steps(x):
-        for number, used in ((0, weights), (1, weights[:1])):
+        for number, chosen in enumerate(used):
+            own = [weights[i] for i in chosen]
             with tf.name_scope(f"tf_ooo_step_{number}/"):
                 with tf.GradientTape() as tape:
-                    y = x
-                    for weight in used:
-                        y = tf.tanh(y @ weight)
-                    loss = tf.reduce_sum(y**2)
-                for weight, gradient in zip(used, tape.gradient(loss, used), strict=True):
+                    loss = tf.reduce_sum(functools.reduce(lambda y, weight: tf.tanh(y @ weight), own, x) ** 2)
+                for weight, gradient in zip(own, tape.gradient(loss, own), strict=True):
                     weight.assign_sub(0.1 * gradient)
         return loss
 
-    graph_def = runtime.graph_def_of(steps.get_concrete_function(tf.TensorSpec((5, 3))))[0]
+    return runtime.graph_def_of(steps.get_concrete_function(tf.TensorSpec((5, 3))))[0]
+
+
+def test_the_plan_counts_the_layers_of_the_first_step():
+    result = order_steps(two_steps((0, 1), (1, 0)), lambda graph: schedule(*LATE_FIRST))
+    assert texts(result.schedule) == {(0, 0): "dW:0 dO:1 dW:1", (0, 1): "comm:0 comm:1"}
+
+
+def test_steps_of_different_layers_are_refused():
     with pytest.raises(ScheduleError, match="^the steps of the unrolled graph do not have the same layers"):
-        order_steps(graph_def, lambda graph: schedule(*LATE_FIRST))
+        order_steps(two_steps((0, 1), (0,)), lambda graph: schedule(*LATE_FIRST))
 
 
 def test_layers_by_the_places_of_their_variables():

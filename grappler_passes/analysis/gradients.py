@@ -150,7 +150,7 @@ def forward_ops(g: GradientFlow) -> list[int]:
     seeds = marks(n for n in ends if fed[n] and not g.after[n] and not past[n])
     seeds |= _hidden(g, g.full.upstream(seeds))
     known = g.full.upstream(seeds)
-    stash = _stashes(g, known) if g.cyclic else []
+    stash = _stashes(g, known)
     return g.full.upstream(seeds | marks(stash)) if stash else known
 
 
@@ -166,8 +166,7 @@ def _hidden(g: GradientFlow, known: list[int]) -> dict[int, int]:
     return marks(
         node
         for node, reached in enumerate(g.reach)
-        if not known[node]
-        and g.depends[node]
+        if g.depends[node]
         and reached & ~g.depends[node]
         and g.from_data[node]
         and not g.after[node]

@@ -6,6 +6,7 @@ import pytest
 from flows import access, bits, flow_of, names_of, nodes, ones, propagation_of
 
 from grappler_passes.analysis.gradients import GradientFlow, may_equal
+from grappler_passes.graph.flow import Propagation
 
 A, B, C = 1, 2, 4  # the bits of three weights
 NO_OUTPUTS = {"wv": [], "ww": []}
@@ -269,6 +270,64 @@ def test_tensors_of_weights_apart_from_numbers():
     gradients = gradients_of(flow, [access(flow, "v", reads="v")])
     assert gradients.depends == bits(flow, v=A, n=A, y=A)
     assert gradients.depends_on_tensors == bits(flow, v=A, n=A)
+
+
+# -- the forward pass ------------------------------------------------------------------------------
+
+# The labels t, a decayed weight c and a second product k only change the gradient; m is a metric.
+PASS = flow_of(
+    "x _Arg:", "v Read:", "w Read:", "h Mul: x v", "y Mul: h w", "t Tanh: x", "c Mul: v", "k Mul: x v",
+    "g Grad: y t c k", "dw Grad: g h", "dh Grad: g w", "dx Sum: dh", "dv Grad: dh x", "wv Assign: dv",
+    "ww Assign: dw", "m Sum: y", "n Const:", "ws Assign: y",
+    shapes={"dw": [(3, 4)], "dv": [(3, 4)]} | NO_OUTPUTS,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("results", "known", "forward"),
+    [
+        ("y", {}, "x v w h y"),
+        ("y n wv", {}, "x v w h y"),  # a constant and an update are no results of the forward pass
+        ("", {}, "x v h k"),  # h and k change the gradient of w, on which they do not depend yet
+        ("", {"after": bits(PASS, k=A)}, "x v h"),
+        ("", {"variables": [access(PASS, "state", writes="ws")]}, "x v w h y ws"),
+        ("y dx", {}, "x v w h y t c k g dh dx"),
+        ("y m dx", {"results_are_certain": False}, "x v w h y m"),
+    ],
+)
+def test_the_forward_pass_ends_with_results_that_depend_on_no_gradient(results, known, forward):
+    weights = [access(PASS, "v", writes="wv", reads="v"), access(PASS, "w", writes="ww", reads="w")]
+    gradients = gradients_of(PASS, weights, results=results, **{"data_sources": {0: 1}} | known)
+    assert names_of(PASS, [node for node, bit in enumerate(gradients.forward) if bit]) == forward.split()
+
+
+def loop_of(*rows):
+    return flow_of(
+        "x _Arg:", "cond LoopCond: x", "item Tanh: x", "merge Merge: x next", "switch Switch: merge cond",
+        *rows, "exit Exit: switch", "early Abs: switch", "length TensorListLength: push", "y Exp: cond",
+    )  # fmt: skip
+
+
+STASHING = loop_of("push TensorListPushBack: switch item", "next NextIteration: push")
+COMPUTING = loop_of("mul Mul: switch", "push TensorListPushBack: mul item", "next NextIteration: push")
+COUNTING = loop_of("push Identity: switch item", "next NextIteration: push")
+
+
+@pytest.mark.parametrize(
+    ("flow", "results", "forward"),
+    [
+        (STASHING, "y", "x cond item merge switch push next exit y"),
+        (STASHING, "item", "x item"),  # no forward result waits for the condition of the loop
+        (STASHING, "y push", "x cond item merge switch push next y"),  # it is forward by itself
+        (COMPUTING, "y", "x cond y"),
+        (COUNTING, "y", "x cond y"),
+    ],
+)
+def test_loop_variables_that_collect_for_the_gradient_are_forward(flow, results, forward):
+    preds = [[edge.source for edge in edges] for edges in flow.data]
+    loop = Propagation(preds, range(len(flow)), True)
+    gradients = gradients_of(flow, [], results=results, data_sources={0: 1}, full=loop, cut=loop)
+    assert names_of(flow, [node for node, bit in enumerate(gradients.forward) if bit]) == forward.split()
 
 
 @pytest.mark.parametrize(

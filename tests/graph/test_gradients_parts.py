@@ -155,6 +155,13 @@ def test_a_scalar_goes_with_the_nearest_reduction():
     assert gradients.reach == bits(flow, x=A | B, a=A, b=B, wa=A, wb=B)
 
 
+def test_one_reduction_serves_two_scalars():
+    flow = flow_of("x _Arg:", "r Sum: x", "wa Assign: r", "wb Assign: r", scalars=["r"])
+    weights = [access(flow, name, writes=name, shape=()) for name in ("wa", "wb")]
+    reach = gradients_of(flow, weights, from_data=ones(flow, "x r")).reach
+    assert reach == bits(flow, x=A | B, r=A | B, wa=A, wb=B)
+
+
 def test_reductions_and_how_far_they_are():
     flow = flow_of(
         "x _Arg:", "c Const:", "r Sum: x", "n Neg: r", "up Mul: n c", "t Sum: x", "w Assign: up t",

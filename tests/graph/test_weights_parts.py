@@ -240,7 +240,8 @@ def test_only_what_is_behind_the_forward_pass_is_a_shared_gradient():
 def test_a_gradient_that_a_loss_hands_out_is_shared_though_the_op_is_forward():
     flow = flow_of(
         "x _Arg:", "r Read:", "v Read:", "w Read:", "h Mul: x r v", "y Mul: h w", "loss Loss: y",
-        "sum Sum: loss", "gv Grad: loss:1", "gw Grad: loss:1", "wv Assign: gv", "ww Assign: gw", "wr Assign: h",
+        "sum Sum: loss", "gv Grad: loss:1", "gw Grad: loss:1", "wv Assign: gv", "ww Assign: gw",
+        "wr Assign: h",
         shapes={"h": [(3, 4)] * 2, "loss": [(), (3, 4)]},
     )  # fmt: skip
     variables = [access(flow, name, f"w{name}", name, handle=number) for number, name in enumerate("rvw")]

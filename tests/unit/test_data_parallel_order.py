@@ -234,13 +234,13 @@ def test_steps_of_different_layers_are_refused():
 def test_layers_by_the_places_of_their_variables():
     """Places are those of the arguments, whatever the variables are called and in which order they are."""
     graph_def = graph_pb2.GraphDef()
-    for name, index in (("hc", 5), ("ha", 7), ("hb", 2), ("hd", 3)):
+    for name, index in (("hc", 5), ("ha", 7), ("hb", 1), ("hd", 3)):
         graph_def.node.add(name=name, op="_Arg").attr["index"].i = index
     graph_def.node.add(name="hx", op="_Retval").attr["index"].i = 9
     graph_def.node.add(name="hy", op="NoOp").attr["index"].i = 8
     variables = tuple(Variable(name, f"h{name}") for name in "abcdxy")
     layers = (Layer(0, ("a", "b")), Layer(1, ("d",)), Layer(2, ("c",)), Layer(3, ("x",)))
-    # x and y 0 (no arguments), b 2, d 3, c 5, a 7.
+    # x and y 0 (no arguments), b 1, d 3, c 5, a 7.
     assert layer_keys(graph_def, TrainingGraph({}, layers, variables)) == [(2, 5), (3,), (4,), (0,)]
 
 

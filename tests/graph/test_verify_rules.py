@@ -57,6 +57,7 @@ def test_inputs_have_producers_and_names_are_given_once():
     node(twice, "x", "_Arg")
     assert broken(twice)[:2] == ("x", "structure")
     assert broken(step(read="ReadVariableOp: h ^out"))[1] == "acyclic"
+    assert broken(step(mul="Mul: read out"))[:2] == ("mul", "acyclic")
 
 
 def test_ends_side_effects_and_fetches_are_kept():
@@ -98,7 +99,9 @@ def test_updates_and_communication_are_kept():
     verify(step(), after, training(mul=OpKind.UPDATE, write=OpKind.UPDATE))
 
 
-def test_a_node_keeps_its_op():
+def test_a_node_keeps_its_op_and_what_it_computes_with():
+    assert broken(noted("T"))[:2] == ("mul", "attributes")
+    verify(step(), noted("_note"))
     name, rule, message = broken(step(mul="Div: read x"))
     assert (name, rule) == ("mul", "op")
     assert "was Mul, is Div" in message
@@ -129,6 +132,12 @@ def test_ops_on_one_state_keep_their_order():
     assert "no longer runs after 'read'" in message
     # Another way from the one to the other will do; ``add`` reads what was read.
     verify(step(), step(write="AssignVariableOp: h new"))
+    # The order may be kept by what the new value waits for, also behind a copy.
+    held = {"write": "AssignVariableOp: h new", "new": "Identity: x ^group"}
+    for lost in ({"write": "AssignVariableOp: h x"}, {"new": "Identity: x"}):
+        assert broken(step(**held | lost), before=step(**held))[:2] == ("write", "side effects")
+    otherwise = {"new": "Identity: x", "group": None, "write": "AssignVariableOp: h new ^read"}
+    verify(step(**held), step(**held | otherwise))
     # Two reads need no order.
     reads = ("h _Arg:", "a ReadVariableOp: h", "b ReadVariableOp: h ^a")
     verify(graph_of(*reads), graph_of("h _Arg:", "a ReadVariableOp: h", "b ReadVariableOp: h"))

@@ -97,6 +97,8 @@ def test_updates_and_communication_are_kept():
     with pytest.raises(PassError, match="copy"):
         VerifyPass(step())(after, training(copy=OpKind.UPDATE))
     verify(step(), after, training(mul=OpKind.UPDATE, write=OpKind.UPDATE))
+    check = VerifyPass(step(), frozenset({"mul"})).knowing(frozenset({"add"}))
+    assert check.replaced == {"mul", "add"}
 
 
 def test_a_node_keeps_its_op_and_what_it_computes_with():

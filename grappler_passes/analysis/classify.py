@@ -62,10 +62,7 @@ FUSED_REASONS = {**dict.fromkeys(_NORM_OPS, _NORM), **dict.fromkeys(_RNN_OPS, _R
 def assemble(backward: Backward) -> TrainingGraph:
     """Return the kinds and layers of all ops as plain data."""
     groups = group_weights(backward)
-    layer_of = [0] * len(backward.gradients.weights)
-    for index, members in enumerate(groups):
-        for weight in members:
-            layer_of[weight] = index
+    layer_of = [at for _, at in sorted((weight, at) for at, own in enumerate(groups) for weight in own)]
     needed = backward.needed_by(layer_of)
     update_layer = _update_layers(backward, groups)
     g = backward.gradients

@@ -166,10 +166,7 @@ def _hidden(g: GradientFlow, known: list[int]) -> dict[int, int]:
     return marks(
         node
         for node, reached in enumerate(g.reach)
-        if g.depends[node]
-        and reached & ~g.depends[node]
-        and g.from_data[node]
-        and not g.after[node]
+        if g.depends[node] and reached & ~g.depends[node] and g.from_data[node] and not g.after[node]
     )
 
 

@@ -102,7 +102,10 @@ def test_updates_and_communication_are_kept():
 
 
 def test_a_node_keeps_its_op_and_what_it_computes_with():
-    assert broken(noted("T"))[:2] == ("mul", "attributes")
+    for keys in ("T", "_note dtype", "dtype _note"):
+        assert broken(noted(*keys.split()))[:2] == ("mul", "attributes")
+        assert broken(step(), before=noted(*keys.split()))[:2] == ("mul", "attributes")
+        verify(step(), noted(*keys.split()), replaced={"mul"})
     verify(step(), noted("_note"))
     name, rule, message = broken(step(mul="Div: read x"))
     assert (name, rule) == ("mul", "op")
@@ -228,9 +231,10 @@ def moved(name, device):
     return graph
 
 
-def noted(key, name="mul"):
+def noted(*keys):
     graph = step()
-    next(made for made in graph.node if made.name == name).attr[key].i = 1
+    for key in keys:
+        next(made for made in graph.node if made.name == "mul").attr[key].i = 1
     return graph
 
 

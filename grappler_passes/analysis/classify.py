@@ -119,12 +119,12 @@ def _kind(backward: Backward, node: int, needed: int, update_layer: int | None):
 
 def _kind_of_gate(producers: Sequence[Op]) -> tuple[OpKind, int | None, str]:
     """An IdentityN gets the latest kind among its inputs, because it waits for all of them."""
-    order = [OpKind.OTHER, OpKind.FORWARD, OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD, OpKind.UPDATE]
+    order = [OpKind.OTHER, OpKind.COMMUNICATION, *OpKind]
     kinds = {op.kind for op in producers}
     layers = {op.layer for op in producers}
     if OpKind.WEIGHT_GRAD in kinds and len(layers) > 1:
         return OpKind.UPDATE, None, "a gate in front of the updates: it waits for several layers' gradients"
-    latest = max(kinds, key=lambda k: order.index(k) if k in order else 0, default=OpKind.OTHER)
+    latest = max(kinds, key=order.index, default=OpKind.OTHER)
     return latest, layers.pop() if len(layers) == 1 else None, "a gate: as late as what it hands on"
 
 

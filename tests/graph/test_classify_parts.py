@@ -168,6 +168,7 @@ def op(kind, layer=None):
         ([op(U, 0), op(F)], U, None),
         ([op(COMM, 1)], COMM, 1),
         ([op(COMM, 1), op(F, 1)], F, 1),
+        ([op(OTHER), op(COMM, 1)], COMM, None),
         ([op(DO), op(DO)], DO, None),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 from flows import access, bits, flow_of, names_of, nodes, ones, propagation_of
 
 from grappler_passes.analysis.gradients import GradientFlow, may_equal
-from grappler_passes.graph.flow import Propagation
+from grappler_passes.graph.flow import Propagation, marks
 
 A, B, C = 1, 2, 4  # the bits of three weights
 NO_OUTPUTS = {"wv": [], "ww": []}
@@ -42,33 +42,22 @@ def test_memory_of_weights_and_numbers_are_cut():
         del gradients.__dict__[name]
     gradients.handle_nodes = {0}
     assert gradients.weight_handles == {0}
-    reached = {name: getattr(gradients, name).downstream({1: 1}) for name in ("full", "needed", "cut")}
     # The size of x is asked for, and says nothing of its values.
-    assert names_of(flow, [node for node, bit in enumerate(reached["full"]) if bit]) == ["x", "w"]
-    assert names_of(flow, [node for node, bit in enumerate(reached["needed"]) if bit]) == [
-        "x",
-        "n",
-        "w",
-        "s",
-        "read",
-        "y",
-    ]
-    assert names_of(flow, [node for node, bit in enumerate(reached["cut"]) if bit]) == ["x", "w"]
-    of_number = {name: getattr(gradients, name).downstream({2: 1}) for name in ("full", "cut")}
-    assert names_of(flow, [node for node, bit in enumerate(of_number["full"]) if bit]) == [
-        "n",
-        "s",
-        "read",
-        "y",
-    ]
-    assert names_of(flow, [node for node, bit in enumerate(of_number["cut"]) if bit]) == ["n"]
+    assert propagated(flow, gradients.full, "x") == ["x", "w"]
+    assert propagated(flow, gradients.needed, "x") == ["x", "n", "w", "s", "read", "y"]
+    assert propagated(flow, gradients.cut, "x") == ["x", "w"]
+    assert propagated(flow, gradients.full, "n") == ["n", "s", "read", "y"]
+    assert propagated(flow, gradients.cut, "n") == ["n"]
     assert propagated(flow, gradients.full, "w") == ["w"]
     assert propagated(flow, gradients.cut, "s") == ["s", "read", "y"]
 
 
+def marked(flow, bits):
+    return names_of(flow, [node for node, bit in enumerate(bits) if bit])
+
+
 def propagated(flow, graph, seeds):
-    found = graph.downstream(dict.fromkeys(nodes(flow, seeds), 1))
-    return names_of(flow, [node for node, bit in enumerate(found) if bit])
+    return marked(flow, graph.downstream(marks(nodes(flow, seeds))))
 
 
 def test_what_changes_with_the_data_other_than_by_one_number():
@@ -305,7 +294,7 @@ PASS = flow_of(
 def test_the_forward_pass_ends_with_results_that_depend_on_no_gradient(results, known, forward):
     weights = [access(PASS, "v", writes="wv", reads="v"), access(PASS, "w", writes="ww", reads="w")]
     gradients = gradients_of(PASS, weights, results=results, **{"data_sources": {0: 1}} | known)
-    assert names_of(PASS, [node for node, bit in enumerate(gradients.forward) if bit]) == forward.split()
+    assert marked(PASS, gradients.forward) == forward.split()
 
 
 def loop_of(*rows):
@@ -334,7 +323,7 @@ def test_loop_variables_that_collect_for_the_gradient_are_forward(flow, results,
     preds = [[edge.source for edge in edges] for edges in flow.data]
     loop = Propagation(preds, range(len(flow)), True)
     gradients = gradients_of(flow, [], results=results, data_sources={0: 1}, full=loop, cut=loop)
-    assert names_of(flow, [node for node, bit in enumerate(gradients.forward) if bit]) == forward.split()
+    assert marked(flow, gradients.forward) == forward.split()
 
 
 @pytest.mark.parametrize(

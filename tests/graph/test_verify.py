@@ -46,24 +46,11 @@ def test_inputs_from_two_frames_are_found():
 @pytest.mark.parametrize(
     "op",
     [
-        "AssignVariableOp",
-        "ReadVariableOp",
-        "ResourceApplyAdam",
-        "ResourceScatterAdd",
-        "IteratorGetNext",
-        "PrintV2",
-        "HorovodAllreduce",
-        "CollectiveReduceV2",
-        "_Send",
-        "_HostRecv",
-        "RandomUniform",
-        "WriteScalarSummary",
-        "StatefulPartitionedCall",
-        "EagerPyFunc",
-        "Assert",
-        "NcclAllReduce",
+        "AssignVariableOp", "ReadVariableOp", "ResourceApplyAdam", "ResourceScatterAdd", "IteratorGetNext",
+        "PrintV2", "HorovodAllreduce", "CollectiveReduceV2", "_Send", "_HostRecv", "RandomUniform",
+        "WriteScalarSummary", "StatefulPartitionedCall", "EagerPyFunc", "Assert", "NcclAllReduce",
     ],
-)
+)  # fmt: skip
 def test_ops_with_side_effects(op):
     assert has_side_effects(op)
 
@@ -78,18 +65,10 @@ def test_a_reduction_may_not_run_twice_once_horovod_is_loaded():
 @pytest.mark.parametrize(
     "op",
     [
-        "MatMul",
-        "Identity",
-        "StatelessRandomUniformV2",
-        "TensorListPushBack",
-        "NoOp",
-        "Const",
-        "PartitionedCall",
-        "Pack",
-        "Switch",
-        "Merge",
+        "MatMul", "Identity", "StatelessRandomUniformV2", "TensorListPushBack", "NoOp", "Const",
+        "PartitionedCall", "Pack", "Switch", "Merge",
     ],
-)
+)  # fmt: skip
 def test_ops_without_side_effects(op):
     assert not has_side_effects(op)
 

@@ -276,6 +276,7 @@ def test_replaced_nodes_count_only_where_that_is_declared():
     assert broken(on_another, replaced={"add"}, relaxes={Relaxation.REPLACED_NODES})[1] == "devices"
     waiting = step(add="Add: copy mul ^read")
     verify(step(), waiting, replaced={"add"}, relaxes={Relaxation.REPLACED_NODES})
+    assert broken(waiting, replaced={"mul"}, relaxes={Relaxation.REPLACED_NODES})[:2] == ("add", "more waits")
 
 
 def test_a_replaced_node_may_be_another_op_where_that_is_declared():

@@ -81,11 +81,7 @@ def test_what_variables_change():
 def test_a_bit_for_each_variable_on_its_writes():
     variables = [access(STEP, "a", "ws ww"), access(STEP, "b"), access(STEP, "c", "ww wm")]
     at = STEP.index
-    assert memberships(v.writes for v in variables) == {
-        at["ws"]: 0b1,
-        at["ww"]: 0b101,
-        at["wm"]: 0b100,
-    }
+    assert memberships(v.writes for v in variables) == {at["ws"]: 0b1, at["ww"]: 0b101, at["wm"]: 0b100}
 
 
 # -- preparations ----------------------------------------------------------------------------------

@@ -19,13 +19,7 @@ from tf_ooo.costs.keras_model import _left_out
 from tf_ooo.errors import CostError
 from tf_ooo.rewriting.lowering import tasks_of_ops
 
-F, DO, DW, U, OTHER = (
-    OpKind.FORWARD,
-    OpKind.OUTPUT_GRAD,
-    OpKind.WEIGHT_GRAD,
-    OpKind.UPDATE,
-    OpKind.OTHER,
-)
+F, DO, DW, U, OTHER = (OpKind.FORWARD, OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD, OpKind.UPDATE, OpKind.OTHER)
 
 
 def _layers(graph, seconds):

@@ -156,13 +156,13 @@ def _mixed(backward: Backward, needed: list[int], update_layer: list[int | None]
                 of_source = ports.setdefault(edge.source, {})
                 of_source[edge.port] = of_source.get(edge.port, 0) | bits
     return {
-        node: union(b for b in of_port.values() if not several(b))
+        node: alone
         for node, of_port in ports.items()
-        if len(of_port) > 1 and len({b for b in of_port.values() if b}) > 1
-        and union(b for b in of_port.values() if not several(b))
+        if len(set(of_port.values()) - {0}) > 1
+        and (alone := union(b for b in of_port.values() if not several(b)))
         # A Switch and its like have several outputs, but do no work that dO and dW would share.
         and backward.flow.types[node] not in (*SWITCHES, "Merge")
-    }  # fmt: skip
+    }
 
 
 def _handed_over(backward: Backward, layer_of: list[int], needed: list[int], own: int) -> dict[int, int]:

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from grappler_passes.analysis.gradients import STASH_OPS, GradientFlow, may_equal
 from grappler_passes.compat.graph_protos import is_communication
-from grappler_passes.graph.flow import PACK_OPS, SPLIT_OPS, bits_of, several, union
+from grappler_passes.graph.flow import PACK_OPS, SPLIT_OPS, bits_of, marks, several, union
 
 REARRANGING_OPS = frozenset({"Reshape", "Cast", "Identity", "Squeeze", "ExpandDims", "Transpose"})
 
@@ -44,18 +44,18 @@ class Backward:
         """Mark the ops from where a gradient first meets optimizer state, another weight's gradient or the
         result of a communication, to the writes."""
         g = self.gradients
-        seeds = dict.fromkeys(self._state_reads(), 1)
-        seeds.update({n: 1 for n, bits in enumerate(g.after) if several(bits)})
-        seeds.update(g.all_sinks)
+        seeds = marks(self._state_reads())
+        seeds |= marks(n for n, bits in enumerate(g.after) if several(bits))
+        seeds |= g.all_sinks
         for node in range(self.size):
             if self.is_communication(node) and g.reach[node]:
-                seeds.update(dict.fromkeys(self.successors[node], 1))
+                seeds |= marks(self.successors[node])
         marked = g.full.downstream(seeds)
         # The optimizer's own work on a finished gradient (its square, its norm) is part of the update.
         for node in self._finished_gradients(marked):
-            seeds.update(dict.fromkeys(self.successors[node], 1))
+            seeds |= marks(self.successors[node])
         for node in range(self.size):
-            seeds.update(self._work_on_shared_gradient(node, marked))
+            seeds |= self._work_on_shared_gradient(node, marked)
         marked = g.full.downstream(seeds)
         return [bool(m) and not g.forward[n] for n, m in enumerate(marked)]
 
@@ -101,13 +101,13 @@ class Backward:
         if marked[node] or g.forward[node] or not g.from_data[node] or not several(g.reach[node]):
             return {}
         shapes = [output.shape for output in self.flow.outputs[node]]
-        seeds = {}
+        seeds: dict[int, int] = {}
         for target in self.successors[node]:
             weight = g.reach[target]
             if marked[target] and weight and not several(weight):
                 wanted = g.weights[weight.bit_length() - 1].shape
                 if any(shape is None or may_equal(shape, wanted) for shape in shapes):
-                    seeds.update({t: 1 for t in self.successors[node] if g.reach[t] == weight})
+                    seeds |= marks(t for t in self.successors[node] if g.reach[t] == weight)
         return seeds
 
     def _state_reads(self) -> list[int]:
@@ -116,13 +116,13 @@ class Backward:
         A loss scale is read by the update too, but dO reads it first: it does not count.
         """
         g = self.gradients
-        chain = {
-            n: 1
+        chain = marks(
+            n
             for n, bits in enumerate(g.reach)
             if several(bits) and g.from_data[n] and not g.forward[n] and not g.after[n]
-        }
+        )
         for weight in g.lone_reads(g.reach):
-            chain.update(dict.fromkeys(self._meets_forward(weight), 1))
+            chain |= marks(self._meets_forward(weight))
         feeds_chain = g.full.upstream(chain)
         feeds_sink = g.full.upstream(g.all_sinks)
         return [
@@ -156,7 +156,7 @@ class Backward:
         """Tell for each op whether gradients are computed from it; forward ops and updates are excluded."""
         g = self.gradients
         outside = [g.forward[n] or self.is_update[n] for n in range(self.size)]
-        ends = {n: 1 for n in range(self.size) if not outside[n] and self.hands_over(n)}
+        ends = marks(n for n in range(self.size) if not outside[n] and self.hands_over(n))
         needed = g.needed.upstream(ends)
         return [bool(bit) and not outside[n] and n not in g.handle_nodes for n, bit in enumerate(needed)]
 
@@ -207,11 +207,11 @@ class Backward:
         """Mark with 1 the ops needed to write what depends on gradients (weights, slots, a loss scale)."""
         g = self.gradients
         ends = dict(g.all_sinks)
-        late = {read: 1 for w in g.weights for read in w.late_reads if not g.forward[read]}
+        late = marks(read for w in g.weights for read in w.late_reads if not g.forward[read])
         reads_updated = g.full.downstream(late)
         for variable in g.variables:
             # A moving average, or a lookahead copy, is written from a weight's updated value.
             follows = any(g.after[w] or reads_updated[w] for w in variable.writes)
             if follows or any(self.is_update[read] for read in variable.reads):  # a step counter
-                ends.update(dict.fromkeys(variable.writes, 1))
+                ends |= marks(variable.writes)
         return g.needed.upstream(ends)

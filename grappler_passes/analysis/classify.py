@@ -62,10 +62,7 @@ FUSED_REASONS = {**dict.fromkeys(_NORM_OPS, _NORM), **dict.fromkeys(_RNN_OPS, _R
 def assemble(backward: Backward) -> TrainingGraph:
     """Return the kinds and layers of all ops as plain data."""
     groups = group_weights(backward)
-    layer_of = [0] * len(backward.gradients.weights)
-    for index, members in enumerate(groups):
-        for weight in members:
-            layer_of[weight] = index
+    layer_of = [at for _, at in sorted((weight, at) for at, own in enumerate(groups) for weight in own)]
     needed = backward.needed_by(layer_of)
     update_layer = _update_layers(backward, groups)
     g = backward.gradients
@@ -122,12 +119,12 @@ def _kind(backward: Backward, node: int, needed: int, update_layer: int | None):
 
 def _kind_of_gate(producers: Sequence[Op]) -> tuple[OpKind, int | None, str]:
     """An IdentityN gets the latest kind among its inputs, because it waits for all of them."""
-    order = [OpKind.OTHER, OpKind.FORWARD, OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD, OpKind.UPDATE]
+    order = [OpKind.OTHER, OpKind.COMMUNICATION, *OpKind]
     kinds = {op.kind for op in producers}
     layers = {op.layer for op in producers}
     if OpKind.WEIGHT_GRAD in kinds and len(layers) > 1:
         return OpKind.UPDATE, None, "a gate in front of the updates: it waits for several layers' gradients"
-    latest = max(kinds, key=lambda k: order.index(k) if k in order else 0, default=OpKind.OTHER)
+    latest = max(kinds, key=order.index, default=OpKind.OTHER)
     return latest, layers.pop() if len(layers) == 1 else None, "a gate: as late as what it hands on"
 
 
@@ -159,13 +156,13 @@ def _mixed(backward: Backward, needed: list[int], update_layer: list[int | None]
                 of_source = ports.setdefault(edge.source, {})
                 of_source[edge.port] = of_source.get(edge.port, 0) | bits
     return {
-        node: union(b for b in of_port.values() if not several(b))
+        node: alone
         for node, of_port in ports.items()
-        if len(of_port) > 1 and len({b for b in of_port.values() if b}) > 1
-        and union(b for b in of_port.values() if not several(b))
+        if len(set(of_port.values()) - {0}) > 1
+        and (alone := union(b for b in of_port.values() if not several(b)))
         # A Switch and its like have several outputs, but do no work that dO and dW would share.
         and backward.flow.types[node] not in (*SWITCHES, "Merge")
-    }  # fmt: skip
+    }
 
 
 def _handed_over(backward: Backward, layer_of: list[int], needed: list[int], own: int) -> dict[int, int]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from grappler_passes.graph.dependencies import SWITCHES
-from grappler_passes.graph.flow import Propagation, memberships, several, union
+from grappler_passes.graph.flow import Propagation, marks, memberships, several, union
 from grappler_passes.graph.variables import ValueFlow, VariableAccess
 
 # Finds the variables that a step trains, and which others are an optimizer's slots of one of them. A *weight*
@@ -95,7 +95,7 @@ def _without_state(
         return candidates
     graph = values.propagation(cut_memory_of={v.handle for v in candidates})
     own_writes = {n for v in candidates for n in v.writes}
-    forward = graph.upstream({n: 1 for n in ends if n not in own_writes})
+    forward = graph.upstream(marks(ends.keys() - own_writes))
     reached = graph.upstream(memberships(v.writes for v in candidates))
     behind = [here for node, here in enumerate(reached) if not forward[node]]
     for targets in values.targets_of_outputs.values():
@@ -147,11 +147,11 @@ def forward_ops(g: GradientFlow) -> list[int]:
         *g.results,
         *(write for variable in g.variables for write in variable.writes),
     } - g.all_sinks.keys()
-    seeds = {n: 1 for n in ends if fed[n] and not g.after[n] and not past[n]}
+    seeds = marks(n for n in ends if fed[n] and not g.after[n] and not past[n])
     seeds |= _hidden(g, g.full.upstream(seeds))
     known = g.full.upstream(seeds)
-    stash = _stashes(g, known) if g.cyclic else []
-    return g.full.upstream(seeds | dict.fromkeys(stash, 1)) if stash else known
+    stash = _stashes(g, known)
+    return g.full.upstream(seeds | marks(stash)) if stash else known
 
 
 def _hidden(g: GradientFlow, known: list[int]) -> dict[int, int]:
@@ -163,15 +163,11 @@ def _hidden(g: GradientFlow, known: list[int]) -> dict[int, int]:
     reads = (read for weight in g.weights for read in weight.reads)
     if not any(several(g.reach[read]) and not known[read] for read in reads):
         return {}
-    return {
-        node: 1
+    return marks(
+        node
         for node, reached in enumerate(g.reach)
-        if not known[node]
-        and g.depends[node]
-        and reached & ~g.depends[node]
-        and g.from_data[node]
-        and not g.after[node]
-    }
+        if g.depends[node] and reached & ~g.depends[node] and g.from_data[node] and not g.after[node]
+    )
 
 
 def _past_forward(g: GradientFlow) -> list[int]:
@@ -181,12 +177,12 @@ def _past_forward(g: GradientFlow) -> list[int]:
     """
     if g.results_are_certain:
         return [0] * len(g.flow)
-    shrunk = {
-        n: 1
+    shrunk = (
+        n
         for n, reached in enumerate(g.reach)
         if reached and not reached & ~g.depends[n] and reached != g.depends[n]
-    }
-    return g.full.downstream(shrunk)
+    )
+    return g.full.downstream(marks(shrunk))
 
 
 def _stashes(g: GradientFlow, known: list[int]) -> list[int]:
@@ -261,7 +257,7 @@ class GradientFlow(ValueFlow):
     @cached_property
     def all_sinks(self) -> dict[int, int]:
         """Return 1 for the writes of all weights and slots, as seeds for a propagation."""
-        return {sink: 1 for i in range(len(self.weights)) for sink in self.sinks(i)}
+        return marks(sink for i in range(len(self.weights)) for sink in self.sinks(i))
 
     @cached_property
     def reach(self) -> list[int]:
@@ -321,7 +317,7 @@ class GradientFlow(ValueFlow):
 
     def lone_reads(self, reach: list[int]) -> dict[int, set[int]]:
         """Return the reads of weights whose forward pass changes no other weight's update, by weight."""
-        to_results = self.full.upstream(dict.fromkeys(self.results, 1))
+        to_results = self.full.upstream(marks(self.results))
         lone: dict[int, set[int]] = {}
         for i, weight in enumerate(self.weights):
             reads = {r for r in weight.first_reads if to_results[r]}
@@ -334,7 +330,7 @@ class GradientFlow(ValueFlow):
 
         In ``y = x @ w; dw = transpose(x) @ (y - t)`` ``y`` may have w's shape by chance, but x passes it by.
         """
-        fed = self.cut.downstream(dict.fromkeys([*self.data_sources, *reads], 1))
+        fed = self.cut.downstream(marks([*self.data_sources, *reads]))
         own = [n for group in self.cut.groups for n in group if fed[n] and reach[n] == 1 << weight]
         members = set(own)
         entries = {n for n in own if n in reads or n in self.data_sources}

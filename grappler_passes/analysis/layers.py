@@ -12,7 +12,7 @@ from grappler_passes.analysis.backward import REARRANGING_OPS, Backward
 from grappler_passes.analysis.gradients import GradientFlow, may_equal
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.dependencies import SWITCHES
-from grappler_passes.graph.flow import SPLIT_OPS, bits_of, several, union
+from grappler_passes.graph.flow import SPLIT_OPS, bits_of, marks, several, union
 
 WeightShape = tuple[int, ...]
 
@@ -298,8 +298,8 @@ def _combining(g: GradientFlow) -> list[int]:
     """Return the forward ops that combine weights alone, several of them, before data meet them."""
     if not any(several(bits) for bits in g.depends_on_tensors):
         return []
-    data = g.cut.downstream(g.data_sources | dict.fromkeys(_tables(g), 1))
-    met = g.cut.upstream({n: 1 for n, forward in enumerate(g.forward) if forward and g.from_data[n]})
+    data = g.cut.downstream(g.data_sources | marks(_tables(g)))
+    met = g.cut.upstream(marks(n for n, forward in enumerate(g.forward) if forward and g.from_data[n]))
     return [
         node
         for node, bits in enumerate(g.depends_on_tensors)

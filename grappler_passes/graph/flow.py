@@ -55,6 +55,11 @@ def memberships(groups: Iterable[Iterable[int]]) -> dict[int, int]:
     return groups_of
 
 
+def marks(members: Iterable[int]) -> dict[int, int]:
+    """Return 1 for each member."""
+    return dict.fromkeys(members, 1)
+
+
 def union(sets: Iterable[int]) -> int:
     """Return the elements of all sets as one set."""
     return functools.reduce(operator.or_, sets, 0)

@@ -16,7 +16,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from grappler_passes.errors import PlanError
-from grappler_passes.graph.dependencies import SWITCHES
+from grappler_passes.graph.dependencies import SWITCHES, reached
 
 # The output of these ops is a view of the first input: it needs no memory, but keeps that input alive.
 _VIEWS = frozenset(
@@ -97,14 +97,11 @@ class Layer:
         """Return the variables' common name, for reports: ``conv1/kernel, conv1/bias`` is ``conv1``."""
         if self.label:
             return self.label
-        if len(self.variables) == 1:
-            return self.variables[0]
-        parts = [v.split("/") for v in self.variables]
         common = []
-        for pieces in zip(*parts, strict=False):
-            if len(set(pieces)) != 1:
+        for first, *others in zip(*(v.split("/") for v in self.variables), strict=False):
+            if {*others} - {first}:
                 break
-            common.append(pieces[0])
+            common.append(first)
         return "/".join(common) or ", ".join(self.variables)
 
 
@@ -127,23 +124,20 @@ class TrainingGraph:
 
     def counts(self) -> dict[str, int]:
         """Count the ops of each kind, keyed ``F``, ``dO``, ``dW``, ``U``, ``comm``, ``other``."""
-        out = {kind.value: 0 for kind in OpKind}
-        for op in self.ops.values():
-            out[op.kind.value] += 1
-        return out
+        kinds = [op.kind for op in self.ops.values()]
+        return {kind.value: kinds.count(kind) for kind in OpKind}
 
     def numbered_as(self, layers: Sequence[Collection[str]]) -> TrainingGraph | None:
         """Return the graph with its layers (given by their variables) in this order; None if they differ.
 
         Two graphs of one step may number the layers of parallel branches in either order.
         """
-        place = {frozenset(variables): number for number, variables in enumerate(layers)}
-        own = [frozenset(layer.variables) for layer in self.layers]
-        if len(own) != len(layers) or set(own) != place.keys():
+        own = {frozenset(layer.variables): layer for layer in self.layers}
+        wanted = [frozenset(variables) for variables in layers]
+        if own.keys() != set(wanted) or len(wanted) != len(self.layers):
             return None
-        new = [place[variables] for variables in own]
-        numbered = [replace(layer, index=number) for layer, number in zip(self.layers, new, strict=True)]
-        return self.with_layers(sorted(numbered, key=lambda layer: layer.index), new)
+        numbered = [replace(own[variables], index=number) for number, variables in enumerate(wanted)]
+        return self.with_layers(numbered, [wanted.index(variables) for variables in own])
 
     def with_layers(self, layers: Iterable[Layer], numbers: Sequence[int]) -> TrainingGraph:
         """Return the same graph with other layers; ``numbers[old]`` is the new number of an old layer."""
@@ -262,42 +256,27 @@ def backward_tasks(graph: TrainingGraph) -> BackwardTasks:
     A layer's dO are the dO ops that its dW ops read, and those upstream that no later layer has taken.
     """
     place = {name: i for i, name in enumerate(graph.ops)}
-    reads: dict[int, list[str]] = {}
-    ops: dict[LayerTask, tuple[str, ...]] = {}
-    for layer in graph.layers:
-        weight_grads = [n for n in layer.weight_grad_ops if n in graph.ops and graph.ops[n].type != "Const"]
-        producers = {producer for name in weight_grads for producer in graph.ops[name].producers}
-        reads[layer.index] = [name for name in producers if _is_output_grad(graph, name)]
-        if weight_grads:
-            ops["dW", layer.index] = tuple(weight_grads)
-    # If places are equal (two layers read one dO), the higher layer is nearer to the loss.
-    reached = sorted(reads, key=lambda i: (max((place[name] for name in reads[i]), default=-1), -i))
     claimed: set[str] = set()
-    for index in reached:
-        own = _upstream(graph, reads[index], claimed, place)
-        if own:
-            ops["dO", index] = tuple(own)
-    return BackwardTasks(ops, tuple(reached))
+    ops: dict[LayerTask, tuple[str, ...]] = {}
 
+    def unclaimed(names: Iterable[str]) -> set[str]:
+        return {n for n in place.keys() & names if graph.ops[n].kind is OpKind.OUTPUT_GRAD} - claimed
 
-def _is_output_grad(graph: TrainingGraph, name: str) -> bool:
-    return name in graph.ops and graph.ops[name].kind is OpKind.OUTPUT_GRAD
+    def without_constants(names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(name for name in names if name in place and graph.ops[name].type != "Const")
 
-
-def _upstream(
-    graph: TrainingGraph, start: Iterable[str], claimed: set[str], place: Mapping[str, int]
-) -> list[str]:
-    """Claim and return, in topological order, the unclaimed dO ops that ``start`` depends on."""
-    own, stack = [], [name for name in start if name not in claimed]
-    while stack:
-        name = stack.pop()
-        if name in claimed:
-            continue
-        claimed.add(name)
-        if graph.ops[name].type != "Const":
-            own.append(name)
-        stack += [p for p in producers_of(graph.ops[name]) if _is_output_grad(graph, p) and p not in claimed]
-    return sorted(own, key=place.__getitem__)
+    reads: dict[int, set[str]] = {}
+    for layer in graph.layers:
+        weight_grads = ops["dW", layer.index] = without_constants(layer.weight_grad_ops)
+        reads[layer.index] = unclaimed(p for name in weight_grads for p in graph.ops[name].producers)
+    # If places are equal (two layers read one dO), the higher layer is nearer to the loss.
+    layers = sorted(reads, key=lambda i: (max((place[name] for name in reads[i]), default=-1), -i))
+    for index in layers:
+        start = unclaimed(reads[index])
+        own = reached(start, lambda name: unclaimed(producers_of(graph.ops[name])))
+        claimed |= own
+        ops["dO", index] = without_constants(sorted(own, key=place.__getitem__))
+    return BackwardTasks({task: names for task, names in ops.items() if names}, tuple(layers))
 
 
 def producers_of(op: Op) -> list[str]:
@@ -386,7 +365,7 @@ def ops_by_task(
         for (kind, index), names in tasks.items()
     }
     for layer in graph.layers:
-        by_task["U", layer.index] = [name for name in layer.update_ops if name in graph.ops]
+        by_task["U", layer.index] = list(layer.update_ops)
     for name, index in forward.items():
         by_task.setdefault(("F", index), []).append(name)
     return by_task

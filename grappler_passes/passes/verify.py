@@ -154,8 +154,7 @@ def _same_attributes(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, allo
         for key in sorted({*was.attr, *node.attr}):
             if notes_may_differ and key.startswith("_"):
                 continue
-            there = key in was.attr and key in node.attr
-            if not (there and was.attr[key] == node.attr[key]):
+            if was.attr.get(key) != node.attr.get(key):
                 raise VerifyError(node.name, "attributes", f"{key} is not what it was")
 
 

@@ -168,6 +168,7 @@ def op(kind, layer=None):
         ([op(U, 0), op(F)], U, None),
         ([op(COMM, 1)], COMM, 1),
         ([op(COMM, 1), op(F, 1)], F, 1),
+        ([op(OTHER), op(COMM, 1)], COMM, None),
         ([op(DO), op(DO)], DO, None),
     ],
 )
@@ -319,6 +320,25 @@ def test_layers_with_their_ops():
         (0, ("c", "a"), ("w0", "g"), (), ("c0",)),
         (1, ("b",), ("w1", "v1", "g", "h"), ("u1",), ()),
     ]
+
+
+@pytest.mark.parametrize(
+    ("variables", "beside", "label"),
+    [
+        ("net/a/k net/b/k", "net/c/k", "net/a + b"),
+        ("net/a/k net/b/k", "network/c/k", ""),
+        ("net/a/k net/a/b", "net/a/k", ""),  # its name has a place in the model
+        ("net", "net/c", ""),
+        ("net/k net/b", "net/c/k", "net/k + b"),
+        ("net/a/k net/a/b net/b/k net/c/k", "net/f/k", "net/a + b + c"),
+        ("net/a/k net/b/k net/c/k net/d/k net/e/k", "net/f/k", "net/a + b + c + 2 more"),
+    ],
+)
+def test_a_layer_called_like_the_model_is_told_by_its_parts(variables, beside, label):
+    names = [*variables.split(), beside]
+    gradients = SimpleNamespace(weights=[weight(name) for name in names], flow=flow_of("g Grad:"))
+    *own, other = range(len(names))
+    assert [layer.label for layer in classify._layers(gradients, [own, [other]], {}, {})] == [label, ""]
 
 
 def test_variables_with_their_slots():

@@ -6,6 +6,7 @@ import pytest
 from flows import access, bits, flow_of, names_of, nodes, ones, propagation_of
 
 from grappler_passes.analysis.gradients import GradientFlow, may_equal
+from grappler_passes.graph.flow import Propagation, marks
 
 A, B, C = 1, 2, 4  # the bits of three weights
 NO_OUTPUTS = {"wv": [], "ww": []}
@@ -41,33 +42,22 @@ def test_memory_of_weights_and_numbers_are_cut():
         del gradients.__dict__[name]
     gradients.handle_nodes = {0}
     assert gradients.weight_handles == {0}
-    reached = {name: getattr(gradients, name).downstream({1: 1}) for name in ("full", "needed", "cut")}
     # The size of x is asked for, and says nothing of its values.
-    assert names_of(flow, [node for node, bit in enumerate(reached["full"]) if bit]) == ["x", "w"]
-    assert names_of(flow, [node for node, bit in enumerate(reached["needed"]) if bit]) == [
-        "x",
-        "n",
-        "w",
-        "s",
-        "read",
-        "y",
-    ]
-    assert names_of(flow, [node for node, bit in enumerate(reached["cut"]) if bit]) == ["x", "w"]
-    of_number = {name: getattr(gradients, name).downstream({2: 1}) for name in ("full", "cut")}
-    assert names_of(flow, [node for node, bit in enumerate(of_number["full"]) if bit]) == [
-        "n",
-        "s",
-        "read",
-        "y",
-    ]
-    assert names_of(flow, [node for node, bit in enumerate(of_number["cut"]) if bit]) == ["n"]
+    assert propagated(flow, gradients.full, "x") == ["x", "w"]
+    assert propagated(flow, gradients.needed, "x") == ["x", "n", "w", "s", "read", "y"]
+    assert propagated(flow, gradients.cut, "x") == ["x", "w"]
+    assert propagated(flow, gradients.full, "n") == ["n", "s", "read", "y"]
+    assert propagated(flow, gradients.cut, "n") == ["n"]
     assert propagated(flow, gradients.full, "w") == ["w"]
     assert propagated(flow, gradients.cut, "s") == ["s", "read", "y"]
 
 
+def marked(flow, bits):
+    return names_of(flow, [node for node, bit in enumerate(bits) if bit])
+
+
 def propagated(flow, graph, seeds):
-    found = graph.downstream(dict.fromkeys(nodes(flow, seeds), 1))
-    return names_of(flow, [node for node, bit in enumerate(found) if bit])
+    return marked(flow, graph.downstream(marks(nodes(flow, seeds))))
 
 
 def test_what_changes_with_the_data_other_than_by_one_number():
@@ -152,6 +142,13 @@ def test_a_scalar_goes_with_the_nearest_reduction():
     weights = [access(flow, "a", writes="wa", shape=()), access(flow, "b", writes="wb", shape=())]
     gradients = gradients_of(flow, weights, from_data=ones(flow, "x a b"))
     assert gradients.reach == bits(flow, x=A | B, a=A, b=B, wa=A, wb=B)
+
+
+def test_one_reduction_serves_two_scalars():
+    flow = flow_of("x _Arg:", "r Sum: x", "wa Assign: r", "wb Assign: r", scalars=["r"])
+    weights = [access(flow, name, writes=name, shape=()) for name in ("wa", "wb")]
+    reach = gradients_of(flow, weights, from_data=ones(flow, "x r")).reach
+    assert reach == bits(flow, x=A | B, r=A | B, wa=A, wb=B)
 
 
 def test_reductions_and_how_far_they_are():
@@ -269,6 +266,64 @@ def test_tensors_of_weights_apart_from_numbers():
     gradients = gradients_of(flow, [access(flow, "v", reads="v")])
     assert gradients.depends == bits(flow, v=A, n=A, y=A)
     assert gradients.depends_on_tensors == bits(flow, v=A, n=A)
+
+
+# -- the forward pass ------------------------------------------------------------------------------
+
+# The labels t, a decayed weight c and a second product k only change the gradient; m is a metric.
+PASS = flow_of(
+    "x _Arg:", "v Read:", "w Read:", "h Mul: x v", "y Mul: h w", "t Tanh: x", "c Mul: v", "k Mul: x v",
+    "g Grad: y t c k", "dw Grad: g h", "dh Grad: g w", "dx Sum: dh", "dv Grad: dh x", "wv Assign: dv",
+    "ww Assign: dw", "m Sum: y", "n Const:", "ws Assign: y",
+    shapes={"dw": [(3, 4)], "dv": [(3, 4)]} | NO_OUTPUTS,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("results", "known", "forward"),
+    [
+        ("y", {}, "x v w h y"),
+        ("y n wv", {}, "x v w h y"),  # a constant and an update are no results of the forward pass
+        ("", {}, "x v h k"),  # h and k change the gradient of w, on which they do not depend yet
+        ("", {"after": bits(PASS, k=A)}, "x v h"),
+        ("", {"variables": [access(PASS, "state", writes="ws")]}, "x v w h y ws"),
+        ("y dx", {}, "x v w h y t c k g dh dx"),
+        ("y m dx", {"results_are_certain": False}, "x v w h y m"),
+    ],
+)
+def test_the_forward_pass_ends_with_results_that_depend_on_no_gradient(results, known, forward):
+    weights = [access(PASS, "v", writes="wv", reads="v"), access(PASS, "w", writes="ww", reads="w")]
+    gradients = gradients_of(PASS, weights, results=results, **{"data_sources": {0: 1}} | known)
+    assert marked(PASS, gradients.forward) == forward.split()
+
+
+def loop_of(*rows):
+    return flow_of(
+        "x _Arg:", "cond LoopCond: x", "item Tanh: x", "merge Merge: x next", "switch Switch: merge cond",
+        *rows, "exit Exit: switch", "early Abs: switch", "length TensorListLength: push", "y Exp: cond",
+    )  # fmt: skip
+
+
+STASHING = loop_of("push TensorListPushBack: switch item", "next NextIteration: push")
+COMPUTING = loop_of("mul Mul: switch", "push TensorListPushBack: mul item", "next NextIteration: push")
+COUNTING = loop_of("push Identity: switch item", "next NextIteration: push")
+
+
+@pytest.mark.parametrize(
+    ("flow", "results", "forward"),
+    [
+        (STASHING, "y", "x cond item merge switch push next exit y"),
+        (STASHING, "item", "x item"),  # no forward result waits for the condition of the loop
+        (STASHING, "y push", "x cond item merge switch push next y"),  # it is forward by itself
+        (COMPUTING, "y", "x cond y"),
+        (COUNTING, "y", "x cond y"),
+    ],
+)
+def test_loop_variables_that_collect_for_the_gradient_are_forward(flow, results, forward):
+    preds = [[edge.source for edge in edges] for edges in flow.data]
+    loop = Propagation(preds, range(len(flow)), True)
+    gradients = gradients_of(flow, [], results=results, data_sources={0: 1}, full=loop, cut=loop)
+    assert marked(flow, gradients.forward) == forward.split()
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,7 @@ import tensorflow as tf
 from grappler_passes.analysis import steps
 from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.analysis.steps import split_steps
-from tf_ooo.costs.layer_costs import LayerCosts
-from tf_ooo.errors import ScheduleError
-from tf_ooo.modes.data_parallel.ordering import layer_keys, numbered_as, request_to_look
-from tf_ooo.rewriting.plan import plan
+from tf_ooo.modes.data_parallel.ordering import layer_keys, request_to_look
 from tf_ooo.tracing.flat import StepSource, Unrolled
 
 STEPS = 5
@@ -68,15 +65,3 @@ def test_layers_have_the_same_keys_in_every_step(graphs):
     keys = [layer_keys(graph, classify_graph_def(graph)) for graph in graphs]
     assert sorted(keys[0]) == [(0, 1), (2, 3), (4, 5)]
     assert all(sorted(one) == sorted(keys[0]) for one in keys)
-
-
-def test_a_schedule_is_renumbered():
-    layers = [LayerCosts(1, 1, 1, weight_bytes=1)] * 3
-    schedule = plan(layers=layers, schedule="reverse_first_k", k=2, mode="data_parallel", devices=2)
-    assert numbered_as(schedule, [0, 1, 2]) is schedule
-    other = numbered_as(schedule, [1, 0, 2])
-    swapped = {0: 1, 1: 0, 2: 2}
-    for lane, tasks in schedule.lanes.items():
-        assert [t.stage for t in other.lanes[lane]] == [swapped[t.stage] for t in tasks]
-    with pytest.raises(ScheduleError, match="3 layers, the graph 2"):
-        numbered_as(schedule, [0, 1])

@@ -57,6 +57,7 @@ def test_inputs_have_producers_and_names_are_given_once():
     node(twice, "x", "_Arg")
     assert broken(twice)[:2] == ("x", "structure")
     assert broken(step(read="ReadVariableOp: h ^out"))[1] == "acyclic"
+    assert broken(step(mul="Mul: read out"))[:2] == ("mul", "acyclic")
 
 
 def test_ends_side_effects_and_fetches_are_kept():
@@ -96,9 +97,16 @@ def test_updates_and_communication_are_kept():
     with pytest.raises(PassError, match="copy"):
         VerifyPass(step())(after, training(copy=OpKind.UPDATE))
     verify(step(), after, training(mul=OpKind.UPDATE, write=OpKind.UPDATE))
+    check = VerifyPass(step(), frozenset({"mul"})).knowing(frozenset({"add"}))
+    assert check.replaced == {"mul", "add"}
 
 
-def test_a_node_keeps_its_op():
+def test_a_node_keeps_its_op_and_what_it_computes_with():
+    for keys in ("T", "_note dtype", "dtype _note"):
+        assert broken(noted(*keys.split()))[:2] == ("mul", "attributes")
+        assert broken(step(), before=noted(*keys.split()))[:2] == ("mul", "attributes")
+        verify(step(), noted(*keys.split()), replaced={"mul"})
+    verify(step(), noted("_note"))
     name, rule, message = broken(step(mul="Div: read x"))
     assert (name, rule) == ("mul", "op")
     assert "was Mul, is Div" in message
@@ -129,6 +137,12 @@ def test_ops_on_one_state_keep_their_order():
     assert "no longer runs after 'read'" in message
     # Another way from the one to the other will do; ``add`` reads what was read.
     verify(step(), step(write="AssignVariableOp: h new"))
+    # The order may be kept by what the new value waits for, also behind a copy.
+    held = {"write": "AssignVariableOp: h new", "new": "Identity: x ^group"}
+    for lost in ({"write": "AssignVariableOp: h x"}, {"new": "Identity: x"}):
+        assert broken(step(**held | lost), before=step(**held))[:2] == ("write", "side effects")
+    otherwise = {"new": "Identity: x", "group": None, "write": "AssignVariableOp: h new ^read"}
+    verify(step(**held), step(**held | otherwise))
     # Two reads need no order.
     reads = ("h _Arg:", "a ReadVariableOp: h", "b ReadVariableOp: h ^a")
     verify(graph_of(*reads), graph_of("h _Arg:", "a ReadVariableOp: h", "b ReadVariableOp: h"))
@@ -217,9 +231,10 @@ def moved(name, device):
     return graph
 
 
-def noted(key, name="mul"):
+def noted(*keys):
     graph = step()
-    next(made for made in graph.node if made.name == name).attr[key].i = 1
+    for key in keys:
+        next(made for made in graph.node if made.name == "mul").attr[key].i = 1
     return graph
 
 
@@ -261,6 +276,7 @@ def test_replaced_nodes_count_only_where_that_is_declared():
     assert broken(on_another, replaced={"add"}, relaxes={Relaxation.REPLACED_NODES})[1] == "devices"
     waiting = step(add="Add: copy mul ^read")
     verify(step(), waiting, replaced={"add"}, relaxes={Relaxation.REPLACED_NODES})
+    assert broken(waiting, replaced={"mul"}, relaxes={Relaxation.REPLACED_NODES})[:2] == ("add", "more waits")
 
 
 def test_a_replaced_node_may_be_another_op_where_that_is_declared():

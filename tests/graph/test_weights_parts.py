@@ -81,11 +81,7 @@ def test_what_variables_change():
 def test_a_bit_for_each_variable_on_its_writes():
     variables = [access(STEP, "a", "ws ww"), access(STEP, "b"), access(STEP, "c", "ww wm")]
     at = STEP.index
-    assert memberships(v.writes for v in variables) == {
-        at["ws"]: 0b1,
-        at["ww"]: 0b101,
-        at["wm"]: 0b100,
-    }
+    assert memberships(v.writes for v in variables) == {at["ws"]: 0b1, at["ww"]: 0b101, at["wm"]: 0b100}
 
 
 # -- preparations ----------------------------------------------------------------------------------
@@ -235,6 +231,18 @@ def test_only_what_is_behind_the_forward_pass_is_a_shared_gradient():
     assert [
         v.name for v in _without_state(Values(CARRIED, variables), variables, {at["g"]: 1, at["wr"]: 1})
     ] == ["r", "v", "w"]
+
+
+def test_a_gradient_that_a_loss_hands_out_is_shared_though_the_op_is_forward():
+    flow = flow_of(
+        "x _Arg:", "r Read:", "v Read:", "w Read:", "h Mul: x r v", "y Mul: h w", "loss Loss: y",
+        "sum Sum: loss", "gv Grad: loss:1", "gw Grad: loss:1", "wv Assign: gv", "ww Assign: gw",
+        "wr Assign: h",
+        shapes={"h": [(3, 4)] * 2, "loss": [(), (3, 4)]},
+    )  # fmt: skip
+    variables = [access(flow, name, f"w{name}", name, handle=number) for number, name in enumerate("rvw")]
+    kept = _without_state(Values(flow, variables), variables, {flow.index["sum"]: 1})
+    assert [v.name for v in kept] == ["v", "w"]
 
 
 # -- slots -----------------------------------------------------------------------------------------

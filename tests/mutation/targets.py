@@ -38,7 +38,9 @@ TESTS: dict[str, list[str]] = {
         *_tests(GRAPH, "lowering"),
     ],
     "tf_ooo/modes/data_parallel/ordering.py": _tests(
-        UNIT, "data_parallel_order data_parallel_planned frozen_values"
+        UNIT,
+        "data_parallel_order data_parallel_planned frozen_values "
+        "agreement::test_another_plan_has_another_digest",
     ),
     "tf_ooo/modes/data_parallel/agreement.py": _tests(UNIT, "agreement data_parallel_parts"),
     "tf_ooo/rewriting/ordering.py": [
@@ -65,7 +67,10 @@ TESTS: dict[str, list[str]] = {
     ],
     "tf_ooo/planning/simulation/clock.py": _CLOCK,
     "tf_ooo/rewriting/one_device.py": [*_PEAKS, *_tests(GRAPH, "function")],
-    "grappler_passes/graph/training_graph.py": [*_PEAKS, *_tests(UNIT, "costs_from_graph timed_ops")],
+    "grappler_passes/graph/training_graph.py": [
+        *_PEAKS,
+        *_tests(UNIT, "costs_from_graph graph lowering_edges frozen_values"),
+    ],
     "grappler_passes/analysis/classify.py": _CLASSIFY,
     "grappler_passes/analysis/backward.py": [*_tests(GRAPH, "backward_parts"), *_CLASSIFY],
     "grappler_passes/analysis/gradients.py": [*_tests(GRAPH, "gradients_parts weights_parts"), *_CLASSIFY],

@@ -19,13 +19,7 @@ from tf_ooo.costs.keras_model import _left_out
 from tf_ooo.errors import CostError
 from tf_ooo.rewriting.lowering import tasks_of_ops
 
-F, DO, DW, U, OTHER = (
-    OpKind.FORWARD,
-    OpKind.OUTPUT_GRAD,
-    OpKind.WEIGHT_GRAD,
-    OpKind.UPDATE,
-    OpKind.OTHER,
-)
+F, DO, DW, U, OTHER = (OpKind.FORWARD, OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD, OpKind.UPDATE, OpKind.OTHER)
 
 
 def _layers(graph, seconds):
@@ -77,16 +71,14 @@ def powers(graph):
 
 def test_forward_ops_count_for_the_highest_layer_they_depend_on():
     layers = forward_layers(two_layers())
-    assert {name for name, layer in layers.items() if layer == 0} == {
-        "r0",
-        "mm0",
-        "relu0",
-        "view",
-        "mask",
-        "c",
-    }
+    first = {name for name, layer in layers.items() if layer == 0}
+    assert first == {"r0", "mm0", "relu0", "view", "mask", "c"}
     assert {name for name, layer in layers.items() if layer == 1} == {"r1", "mm1", "loss", "metric"}
     assert "metric" not in layers_of_weights_and_readers(two_layers())
+
+
+def test_counts_of_kinds():
+    assert two_layers().counts() == {"F": 10, "dO": 3, "dW": 2, "U": 3, "comm": 0, "other": 4}
 
 
 def test_tasks_of_ops_leave_out_constants_and_what_the_backward_pass_does_not_need():

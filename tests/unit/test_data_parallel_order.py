@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import time
 
+import keras
 import pytest
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes.analysis.steps import steps_of
+from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE, steps_of
 from grappler_passes.compat import runtime
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
+from tf_ooo.compat import func_graphs
 from tf_ooo.errors import ScheduleError
 from tf_ooo.modes.data_parallel.ordering import (
     communication_edges,
     layer_keys,
     numbered_as,
     order_steps,
+    request_to_look,
+    request_to_order,
+    request_to_take,
 )
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.rewriting.lowering import only_tasks, task_ops
@@ -202,37 +209,69 @@ def test_the_layers_that_were_planned_may_have_other_numbers(some_steps):
         order_steps(some_steps, lambda graph: schedule("dO:2 dO:1 dO:0 dW:0 dW:1 dW:2"))
 
 
-def test_steps_of_different_layers_are_refused():
+def some_function(*used):
+    """Each step multiplies its input by these weights, in this order."""
     weights = [tf.Variable(tf.ones((3, 3))), tf.Variable(tf.ones((3, 3)))]
 
     @tf.function
     def steps(x):
-        for number, used in ((0, weights), (1, weights[:1])):
-            with tf.name_scope(f"tf_ooo_step_{number}/"):
+        for number, chosen in enumerate(used):
+            own = [weights[i] for i in chosen]
+            with func_graphs.numbered_step(number, STEP_ATTR, STEP_SCOPE):
                 with tf.GradientTape() as tape:
-                    y = x
-                    for weight in used:
-                        y = tf.tanh(y @ weight)
-                    loss = tf.reduce_sum(y**2)
-                for weight, gradient in zip(used, tape.gradient(loss, used), strict=True):
+                    loss = tf.reduce_sum(functools.reduce(lambda y, weight: tf.tanh(y @ weight), own, x) ** 2)
+                for weight, gradient in zip(own, tape.gradient(loss, own), strict=True):
                     weight.assign_sub(0.1 * gradient)
         return loss
 
-    graph_def = runtime.graph_def_of(steps.get_concrete_function(tf.TensorSpec((5, 3))))[0]
+    return steps
+
+
+def two_steps(*used):
+    return runtime.graph_def_of(some_function(*used).get_concrete_function(tf.TensorSpec((5, 3))))[0]
+
+
+@pytest.mark.parametrize(
+    ("request_to", "replaced"),
+    [
+        (request_to_look, [True, True, False]),  # the largest, and the latest of these
+        (lambda model: request_to_order(model, lambda graph: schedule(*EARLY_FIRST)), [True, True, False]),
+        (request_to_take, [True, True, True]),
+    ],
+)
+def test_which_of_several_graphs_is_kept(request_to, replaced):
+    request, kept = request_to(keras.Sequential()), []
+    for steps in (2, 3, 3, 2):
+        with request.tracing():
+            some_function(*[(0, 1)] * steps)(tf.ones((5, 3)))
+        kept.append(request.result)
+    assert [one is not other for one, other in itertools.pairwise(kept)] == replaced
+    with request.tracing():
+        tf.function(lambda x: tf.tanh(x) + 1)(tf.ones(3))
+    assert request.count == 4
+    request.close()
+
+
+def test_the_plan_counts_the_layers_of_the_first_step():
+    result = order_steps(two_steps((0, 1), (1, 0)), lambda graph: schedule(*LATE_FIRST))
+    assert texts(result.schedule) == {(0, 0): "dW:0 dO:1 dW:1", (0, 1): "comm:0 comm:1"}
+
+
+def test_steps_of_different_layers_are_refused():
     with pytest.raises(ScheduleError, match="^the steps of the unrolled graph do not have the same layers"):
-        order_steps(graph_def, lambda graph: schedule(*LATE_FIRST))
+        order_steps(two_steps((0, 1), (0,)), lambda graph: schedule(*LATE_FIRST))
 
 
 def test_layers_by_the_places_of_their_variables():
     """Places are those of the arguments, whatever the variables are called and in which order they are."""
     graph_def = graph_pb2.GraphDef()
-    for name, index in (("hc", 5), ("ha", 7), ("hb", 2), ("hd", 3)):
+    for name, index in (("hc", 5), ("ha", 7), ("hb", 1), ("hd", 3)):
         graph_def.node.add(name=name, op="_Arg").attr["index"].i = index
     graph_def.node.add(name="hx", op="_Retval").attr["index"].i = 9
     graph_def.node.add(name="hy", op="NoOp").attr["index"].i = 8
     variables = tuple(Variable(name, f"h{name}") for name in "abcdxy")
     layers = (Layer(0, ("a", "b")), Layer(1, ("d",)), Layer(2, ("c",)), Layer(3, ("x",)))
-    # x and y 0 (no arguments), b 2, d 3, c 5, a 7.
+    # x and y 0 (no arguments), b 1, d 3, c 5, a 7.
     assert layer_keys(graph_def, TrainingGraph({}, layers, variables)) == [(2, 5), (3,), (4,), (0,)]
 
 

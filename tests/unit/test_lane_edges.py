@@ -263,8 +263,8 @@ def test_a_branch_is_not_waited_for():
     assert ordered(index, {"F:0": text, "F:0@1": "y"}).edges == [("merge", "y")]
 
 
-def step_of(index, where, sums=(), joined=()):
-    turns = [0] * len(index)
+def step_of(index, where, sums=(), joined=(), turn_of=()):
+    turns = [dict(turn_of).get(name, 0) for name in index.names]
     return SimpleNamespace(
         index=index, where=where, turns=turns, sums=frozenset(sums), joined=frozenset(joined)
     )
@@ -316,9 +316,22 @@ def test_a_forward_op_that_waits_for_the_backward_pass_is_in_no_task():
     where = {"f": ("F", 0, 0), "o": ("dO", 0, 0), "w": ("dW", 0, 0), "log": ("F", 0, 0)}
     where |= {"next": ("F", 0, 1), "seen": ("dW", 0, 0)}
     assert named(index, too_late(step_of(index, where))) == ["log"]
+    only = index_of("x", "f: x", "o: f", "log: f ^o")
+    assert named(only, too_late(step_of(only, {"o": ("dO", 0, 0), "log": ("F", 0, 0)}))) == ["log"]
 
 
-def updates_of(sizes, devices=("d", "d", "d")):
+def test_ops_of_a_later_turn_come_behind_the_updates_of_earlier_ones():
+    index = index_of(
+        "h VarHandleOp", "x _Arg", "write AssignVariableOp: h x", "f: x ^write", "g: x ^write",
+        "again AssignVariableOp: h g", "late: x ^again", "end: x",
+    )  # fmt: skip
+    turn_of = {"g": 1, "again": 1, "late": 1, "end": 2}
+    where = dict.fromkeys(("f", "g", "late", "end"), ("F", 0, 0))
+    where |= {"write": ("U", 0, 1), "again": ("U", 0, 1)}
+    assert named(index, too_late(step_of(index, where, turn_of=turn_of))) == ["end", "f", "late"]
+
+
+def updates_of(sizes, devices=("d", "d", "d"), turn_of=()):
     """Three layers; the middle of each one's update is of that many bytes.  All wait for a common norm."""
     index = index_of(
         "a VarHandleOp", "b VarHandleOp", "c VarHandleOp", "g", "norm: g",
@@ -328,7 +341,7 @@ def updates_of(sizes, devices=("d", "d", "d")):
     where = {
         f"{op}_{v}": ("U", layer, 1) for layer, v in enumerate("abc") for op in ("new", "scaled", "write")
     }
-    step = step_of(index, where | {"g": ("dW", 0, 0), "norm": ("U", 0, 1)})
+    step = step_of(index, where | {"g": ("dW", 0, 0), "norm": ("U", 0, 1)}, turn_of=turn_of)
     orders = order_updates(
         step, devices, "join", {f"new_{v}": size for v, size in zip("abc", sizes, strict=True)}
     )
@@ -339,6 +352,8 @@ def test_large_updates_of_a_device_run_one_after_the_other():
     """The highest layer's first; what all need waits for none."""
     large = [MEBIBYTE] * 3
     assert updates_of(large) == {"d": ([("write_c", "new_b"), ("write_b", "new_a")], [])}
+    later = updates_of(large, turn_of={"new_c": 1, "scaled_c": 1, "write_c": 1})
+    assert later == {"d": ([("write_b", "new_a"), ("write_a", "new_c")], [])}
     apart = updates_of(large, ("d", "e", "d"))
     assert apart == {"d": ([("write_c", "new_a")], []), "e": ([], [])}
 

@@ -9,13 +9,7 @@ from tf_ooo.errors import ScheduleError
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.rewriting.lowering import dependencies, execution_order, lower, task_ops
 
-F, DO, DW, U, OTHER = (
-    OpKind.FORWARD,
-    OpKind.OUTPUT_GRAD,
-    OpKind.WEIGHT_GRAD,
-    OpKind.UPDATE,
-    OpKind.OTHER,
-)
+F, DO, DW, U, OTHER = (OpKind.FORWARD, OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD, OpKind.UPDATE, OpKind.OTHER)
 
 
 def op(name, kind, *inputs, layer=None, type="Any"):

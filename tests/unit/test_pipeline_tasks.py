@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+from tensorflow.core.framework import graph_pb2
+
+from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
-from tf_ooo.rewriting.loops import layers_using, ops_of_data
+from tf_ooo.rewriting.loops import layers_using, loop_tasks, ops_of_data
 from tf_ooo.rewriting.tasks import _handed_on, _output_grad_layers, _touching
 
 F, DO, DW = OpKind.FORWARD, OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD
@@ -82,3 +86,22 @@ def test_a_tied_weight_that_is_scaled_has_its_gradient_above_all_the_same():
     forward["scale"] = 0
     away = {"above": 1, "down": 1}
     assert _handed_on(graph, forward, _touching(graph, forward), away) == {"down"}
+
+
+@pytest.mark.parametrize(("read", "layer"), [("low_end", 0), ("high_end low_end", 1), ("low_end between", 1)])
+def test_a_gradients_loop_runs_with_the_highest_loop_of_which_it_reads_results(read, layer):
+    """The loops are low, high and grad, each an op with its Enters and its Exit; ``between`` is in none."""
+    rows = [
+        "x _Arg", "low_x Enter x", "low Tanh low_x", "low_end Exit low", "high_low Enter low_end",
+        "high Tanh high_low", "high_end Exit high", "between Tanh high_end",
+        *(f"grad_{source} Enter {source}" for source in read.split()),
+        " ".join(["grad Tanh", *(f"grad_{source}" for source in read.split())]), "grad_end Exit grad",
+    ]  # fmt: skip
+    graph_def, ops = graph_pb2.GraphDef(), []
+    for name, kind, *inputs in map(str.split, rows):
+        frame = name.partition("_")[0]
+        ops.append(op(name, kind, DO if frame == "grad" else F, *inputs))
+        graph_def.node.add(name=name, op=kind, input=inputs).attr["frame_name"].s = frame.encode()
+    graph = TrainingGraph({one.name: one for one in ops}, (Layer(0, ("v",)), Layer(1, ("w",))), ())
+    loops = loop_tasks(graph, GraphIndex(graph_def), {"low": 0, "high": 1, "between": 1})
+    assert [(loop.kind, loop.layer) for loop in loops] == [("F", 0), ("F", 1), ("dO", layer)]

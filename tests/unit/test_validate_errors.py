@@ -89,9 +89,9 @@ def test_parts_of_a_stage_that_is_not_there():
 
 def test_parts_are_as_many_as_are_said():
     lanes = "microbatches 2\nlane 0 0: dO:0@0 dO:0@1 dW:0@0 dW:0@1\n"
-    assert refused(lanes.replace("dO:0@1", "dO:0@1 dO:0.1@1")) == (
-        "unknown op dO:0.1: there is no line 'parts dO:0: ...'"
-    )
+    for more in ("dO:0@0 dO:0.1@1", "dO:0.1@1 dO:0@0"):
+        told = refused(lanes.replace("dO:0@0", more))
+        assert told == "unknown op dO:0.1: there is no line 'parts dO:0: ...'"
     parts = "parts dO:0: 0.25 0.75\n" + lanes.replace("dO:0@1", "dO:0@1 dO:0.1@0 dO:0.1@1")
     check(parts)
     assert refused(parts.replace(" dO:0.1@1", "")) == "missing: dO:0.1@1 is not in the schedule"

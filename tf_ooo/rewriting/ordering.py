@@ -13,8 +13,6 @@ from tf_ooo.rewriting.lowering import Bundle, LaneOrder, one_after_another
 from tf_ooo.rewriting.step_graph import StepGraph
 
 _ORDERED = ("F", "dO", "dW")
-# Up to this many edges lead from task to task without a join between.
-_WITHOUT_JOIN = 2
 # Gradients of this size and more are computed one after the other.
 _LARGE_BYTES = 1024**2
 
@@ -203,7 +201,7 @@ class _Joins:
         free = [i for i in firsts if ends & ~reach[i]]
         waiting = [i for i in lasts if any(not reach[j] & self.bit(i) for j in free)]
         before, after = [self.names[i] for i in waiting], [self.names[i] for i in free]
-        if len(before) * len(after) <= max(_WITHOUT_JOIN, len(before), len(after)):
+        if min(len(before), len(after)) <= 1:  # a join would need more edges
             order.edges.extend((a, b) for a in before for b in after)
             return
         join = f"{self._name}/{name}"

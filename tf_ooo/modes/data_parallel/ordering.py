@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from grappler_passes import plugin
 from grappler_passes.analysis.steps import classify_steps, split_steps, steps_of
 from grappler_passes.compat import graph_protos
-from grappler_passes.graph.training_graph import OpKind, TrainingGraph
+from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import PassResult
 from grappler_passes.passes.steps import Additions, additions
 from tf_ooo.compat import keras_fits
@@ -94,14 +94,15 @@ def order_steps(
         for number, step in enumerate(zip(graphs, classified, schedules, strict=True))
     ]
     merge = passes.ordering_steps([step.gained for step in steps], graph_def, separated, dump_dir)
+    last = steps[-1]
     return RewriteResult(
-        training_graph=steps[-1].graph,
-        schedule=steps[-1].schedule,
+        training_graph=last.graph,
+        schedule=last.schedule,
         graph_def=merge(separated.graph_def).graph_def,
         moved_ops=sum(step.tasks.moved_ops(step.gained.controls) for step in steps),
         added_edges=sum(len(controls) for step in steps for controls in step.gained.controls.values()),
         plan_seconds=time.perf_counter() - started,
-        mixed={**steps[-1].graph.mixed, **separated.mixed},
+        mixed={**last.graph.mixed, **separated.mixed},
         notes=tuple(dict.fromkeys(note for step in steps for note in step.notes)),
         tasks=_tasks(steps, separated.graph_def) if with_tasks else {},
     )
@@ -195,7 +196,7 @@ def communication_edges(
         return bytes_of[layer] * (shares[part] if len(shares) > 1 and (layer, 1) in sent else 1.0)
 
     def read_by(name: str) -> list[str]:
-        return [producer for producer, _ in graph.ops[name].inputs]
+        return list(graph.ops[name].producers)
 
     wanted = list(dict.fromkeys(map(unit_of, schedule.lanes.get(COMMUNICATION, ()))))
     sizes = [size_bytes(*unit) for unit in wanted]
@@ -233,7 +234,7 @@ def _through(sizes: list[float], place: int, flight_bytes: float) -> int | None:
 def digest(result: RewriteResult) -> str:
     """Return a short text that is equal on ranks that run the same ops in the same order."""
     graph = result.training_graph
-    counts = [len(graph.of_kind(kind)) for kind in OpKind]
+    counts = [*graph.counts().values()]
     shapes = {variable.name: variable.shape for variable in graph.variables}
     layers = []
     for layer in graph.layers:
@@ -330,10 +331,9 @@ def _sent_by(graph: TrainingGraph, names: Sequence[str], workers: int) -> float:
     """Return the bytes sent by these ops, 0 if a size or the cost of a way of sending is not known."""
     total = 0.0
     for op in (graph.ops[name] for name in names):
-        if op.type in _REDUCES or op.type in _GATHERS:
-            producer = graph.ops.get(op.inputs[0][0]) if op.inputs else None
-            if producer is None or producer.output_bytes is None:
+        if op.type in (*_REDUCES, *_GATHERS):
+            size = graph.ops[op.producers[0]].output_bytes
+            if size is None:
                 return 0.0
-            size = producer.output_bytes
             total += as_allreduce_bytes(size, workers) if op.type in _GATHERS else size
     return total

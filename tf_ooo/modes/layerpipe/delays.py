@@ -6,6 +6,7 @@ reader's device; at the end of each round every register takes the value of the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -237,14 +238,13 @@ def _same_reads(traced: Traced, rounds: Rounds) -> dict[str, str]:
     """Map reads of one variable in one round, with no write between them, to the first."""
     first: dict[tuple[frozenset[str], int, int], str] = {}
     same: dict[str, str] = {}
-    writes: dict[str, int] = {}
+    writes = Counter[str]()
     for access in accesses(traced.index):
         if access.name not in rounds.of:
             continue
         if access.writes:
-            writes |= {state: writes.get(state, 0) + 1 for state in access.states}
+            writes.update(access.states)
         elif access.op == "ReadVariableOp":
-            since = sum(writes.get(state, 0) for state in access.states)
-            key = access.states, since, rounds.of[access.name]
+            key = access.states, sum(writes[state] for state in access.states), rounds.of[access.name]
             same[access.name] = first.setdefault(key, access.name)
     return same

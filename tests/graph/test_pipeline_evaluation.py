@@ -136,10 +136,6 @@ def normalized():
     return keras.Sequential([keras.Input((7,)), *hidden, layers.Dense(3)])
 
 
-def tied_block():
-    return TiedTransformer(blocks=1)
-
-
 class OwnSteps(Custom):
     """Evaluates and predicts by itself, several outputs and a metric that training knows nothing of."""
 
@@ -194,7 +190,7 @@ def test_steps_of_one_s_own(graphs):
     [
         (normalized, UNEVEN),
         (siamese, TWO_TEXTS),
-        (tied_block, (PLACES, PLACES)),
+        (lambda: TiedTransformer(blocks=1), (PLACES, PLACES)),
     ],
 )
 def test_models(make, data, graphs):
@@ -221,9 +217,8 @@ def test_several_outputs_weights_of_rows_and_regularizers(graphs):
     x, sizes = X_UNEVEN, normal(52, 1)
     y = {"class_": UNEVEN[1], "size": 1 / (1 + np.exp(-sizes))}
     loss = {"class_": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "size": "mse"}
-    evaluated_in_fit(
-        Training(many_outputs, momentum, ({"left": x}, y), epochs=2, metrics=None, loss=loss), graphs
-    )
+    training = Training(many_outputs, momentum, ({"left": x}, y), epochs=2, metrics=None, loss=loss)
+    evaluated_in_fit(training, graphs)
 
 
 def test_replicas(perceptron, graphs):

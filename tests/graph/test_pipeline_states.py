@@ -160,8 +160,13 @@ def pipeline(schedule="gpipe", devices=2, microbatches=4, **options):
 
 
 def fitted(model, *callbacks, batch=16, x=X, epochs=1):
-    """Its weights after the fit, by the names behind the model's."""
+    """Its weights after the fit."""
     model.fit(x, Y, batch_size=batch, epochs=epochs, verbose=0, shuffle=False, callbacks=list(callbacks))
+    return weights_of(model)
+
+
+def weights_of(model):
+    """Return them by the names behind the model's."""
     return {v.path.partition("/")[2]: v.numpy() for v in model.weights}
 
 
@@ -172,23 +177,13 @@ def assert_as_stock(stock, ours, rtol=1e-5, atol=1e-6, but=()):
             np.testing.assert_allclose(ours[name], values, rtol=rtol, atol=atol, err_msg=name)
 
 
-class Epochs(keras.callbacks.Callback):
-    """Notes the weights after each epoch, by the names behind the model's."""
-
-    def __init__(self):
-        super().__init__()
-        self.weights = []
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.weights.append({v.path.partition("/")[2]: v.numpy() for v in self.model.weights})
-
-
 @functools.cache
-def stock_after(epochs, batch=16):
-    """Return what stock training leaves of a model with two layers that keep states."""
-    noted = Epochs()
-    fitted(model_with(AverageBefore(), Rows()), noted, batch=batch, epochs=4)
-    return noted.weights[epochs - 1]
+def stock_after_epochs(batch):
+    """Return what stock training leaves after each epoch of a model with two layers that keep states."""
+    model, weights = model_with(AverageBefore(), Rows()), []
+    noting = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: weights.append(weights_of(model)))
+    fitted(model, noting, batch=batch, epochs=4)
+    return weights
 
 
 # Micro-batches have 16, 12 and 10 rows; 48 divided by 10 leaves a batch of 8.
@@ -196,7 +191,7 @@ def stock_after(epochs, batch=16):
 def test_as_stock(batch):
     callback = pipeline()
     ours = fitted(model_with(AverageBefore(), Rows()), callback, batch=batch, epochs=4)
-    assert_as_stock(stock_after(4, batch), ours)
+    assert_as_stock(stock_after_epochs(batch)[3], ours)
     assert callback.report.notes == []
     (rows,) = [value for name, value in ours.items() if name.endswith("/rows")]
     assert rows == 4 * 48
@@ -222,7 +217,7 @@ def test_an_average_that_is_read_after_its_assignment_is_refused(batch):
 )
 def test_in_all_schedules(options):
     ours = fitted(model_with(AverageBefore(), Rows()), pipeline(**options))
-    assert_as_stock(stock_after(1), ours)
+    assert_as_stock(stock_after_epochs(16)[0], ours)
 
 
 def convolutional(rate):
@@ -274,7 +269,7 @@ def test_a_normalization_that_is_called_twice():
 def test_a_later_fit():
     ours, callback = model_with(AverageBefore(), Rows()), pipeline()
     fitted(ours, callback)
-    assert_as_stock(stock_after(2), fitted(ours, callback))
+    assert_as_stock(stock_after_epochs(16)[1], fitted(ours, callback))
 
 
 class InTurns(keras.Model):

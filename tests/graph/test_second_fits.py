@@ -46,7 +46,7 @@ def model_that_counts():
 
 
 def compile_anew(model):
-    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], jit_compile=False)
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", metrics=["mae"], jit_compile=False)
 
 
 def fit(model, callback, batch_size=8, **data):
@@ -82,7 +82,7 @@ def replace_variables(model):
         keras_variables.set_value_of(variable, keras_variables.copy_on(old.device, old))
 
 
-# What is done between two fits; values that both change, and what TensorFlow or Keras traces besides.
+# Between two fits values change, or something is traced besides.
 CHANGES = ((set_rate, set_weights), (seed_anew, evaluate))
 
 

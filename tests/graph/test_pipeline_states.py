@@ -12,7 +12,7 @@ import tf_ooo
 from tests.zoo import keras, needs_keras_3
 from tf_ooo.errors import BackendError
 
-pytestmark = [pytest.mark.devices(4), needs_keras_3]
+pytestmark = [pytest.mark.devices(4), pytest.mark.takes(40), needs_keras_3]
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(1.0, 1.0, size=(48, 6)).astype("float32"), RNG.normal(size=(48, 1)).astype("float32")

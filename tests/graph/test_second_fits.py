@@ -15,7 +15,7 @@ from tf_ooo.compat import keras_variables
 from tf_ooo.modes.layerpipe.fit import LayerPipeMode
 from tf_ooo.tracing.variables import values_of
 
-pytestmark = [pytest.mark.devices(2), pytest.mark.takes(60)]
+pytestmark = [pytest.mark.devices(2), pytest.mark.takes(40)]
 
 MODES = {
     "single": {"schedule": "fast_forward", "profile_steps": 0},

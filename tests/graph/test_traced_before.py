@@ -25,7 +25,7 @@ from tests.graph.pipeline_models import (
 )
 from tests.zoo import keras, needs_keras_3
 
-pytestmark = [pytest.mark.devices(3), pytest.mark.takes(60), needs_keras_3]  # Keras 2 traces each part
+pytestmark = [pytest.mark.devices(3), pytest.mark.takes(30), needs_keras_3]  # Keras 2 traces each part
 FALLS_BACK = "the step is traced again"
 
 

@@ -42,7 +42,7 @@ def slowed(process):
 
 def deep():
     keras.utils.set_random_seed(5)
-    layers = [keras.layers.Dense(160, "tanh") for _ in range(12)]
+    layers = [keras.layers.Dense(160, "tanh") for _ in range(8)]
     model = keras.Sequential([keras.Input((160,)), *layers])
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", jit_compile=False)
     return model

@@ -107,14 +107,14 @@ def deep_unet():
 
 
 class TiedTransformer(keras.Model):
-    """Three blocks; the tokens' embedding is the output layer's kernel too."""
+    """Some blocks; the tokens' embedding is the output layer's kernel too."""
 
-    def __init__(self):
+    def __init__(self, blocks=3):
         super().__init__()
         self.embedding = Positions()
-        self.attention = [layers.MultiHeadAttention(2, 3) for _ in range(3)]
-        self.inner = [layers.Dense(20, activation="gelu") for _ in range(3)]
-        self.outer = [layers.Dense(6) for _ in range(3)]
+        self.attention = [layers.MultiHeadAttention(2, 3) for _ in range(blocks)]
+        self.inner = [layers.Dense(20, activation="gelu") for _ in range(blocks)]
+        self.outer = [layers.Dense(6) for _ in range(blocks)]
 
     def call(self, x):
         h = self.embedding(x)

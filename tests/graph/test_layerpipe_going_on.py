@@ -183,13 +183,12 @@ def test_saving_within_an_epoch_says_what_is_ahead(observed):
     assert "with drain_steps=N" in note
 
 
-def test_nothing_is_ahead_where_drain_steps_end(tmp_path):
-    drained, half, callback, saves = convnet(), convnet(), layerpipe(drain_steps=2), SavesWeights(2)
+def test_nothing_is_ahead_where_drain_steps_end(alone, tmp_path):
+    drained, callback, saves = convnet(), layerpipe(drain_steps=4), SavesWeights(4)
     SavesWeights.folder = tmp_path
     fitted_spread(drained, callback, more=[saves])
-    fitted_spread(half, layerpipe(), rows=2 * BATCH)
-    assert saves.updates == 2
-    assert same(saves.weights, trained_weights(half))
+    assert saves.updates == 4
+    assert same(saves.weights, alone(4))
     assert not same(saves.weights, trained_weights(drained))
     assert not [note for note in callback.report.notes if "within an epoch" in note]
 
@@ -221,12 +220,27 @@ def test_several_steps_per_execution(two_epochs):
     assert same(state_of(model), two_epochs)
 
 
+@pytest.fixture(scope="module")
+def one_epoch(tmp_path_factory):
+    """A model after an epoch on so many devices, and the file with its checkpoint after two batches."""
+    trained = {}
+
+    def with_options(devices, **options):
+        key = devices, *options.items()
+        if key not in trained:
+            model, file = with_momentum(), tmp_path_factory.mktemp("epoch") / "model.keras"
+            more = [SavesFile(2, file)] if options["drain_steps"] else []
+            fitted_spread(model, layerpipe(devices, **options), more=more)
+            trained[key] = model, file
+        return trained[key]
+
+    return with_options
+
+
 @pytest.mark.parametrize(("devices", "drain_steps"), [(2, None), (3, 2)])
-def test_a_fit_goes_on_from_a_checkpoint(devices, drain_steps):
+def test_a_fit_goes_on_from_a_checkpoint(one_epoch, devices, drain_steps):
     """At the end of an epoch; five batches each: with drain_steps the last of them is alone."""
-    whole, parted = with_momentum(), with_momentum()
-    fitted_spread(parted, layerpipe(devices, drain_steps=drain_steps))
-    parted = reloaded(parted)
+    whole, parted = with_momentum(), reloaded(one_epoch(devices, drain_steps=drain_steps)[0])
     after_one = state_of(parted)
     fitted_spread(parted, layerpipe(devices, drain_steps=drain_steps))
     fitted_spread(whole, layerpipe(devices, drain_steps=drain_steps), epochs=2)
@@ -242,13 +256,11 @@ RESUMED = {
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_resumed_where_drain_steps_end(name, tmp_path):
+def test_resumed_where_drain_steps_end(one_epoch, name):
     """From a checkpoint within an epoch: the weights and slots of the fit that went on."""
     devices, options = RESUMED[name]
-    options = {"drain_steps": 2, **options}
-    x, y = samples()
-    whole, file = with_momentum(), tmp_path / "model.keras"
-    fitted_spread(whole, layerpipe(devices, **options), more=[SavesFile(2, file)])
+    options, (x, y) = {"drain_steps": 2, **options}, samples()
+    whole, file = one_epoch(devices, **options)
     resumed = keras.models.load_model(file)
     before = resumed.get_weights()
     fit_spread(
@@ -297,10 +309,9 @@ def test_a_fit_with_the_costs_of_another_is_that_fit_going_on(tmp_path):
     assert not same(before, resumed.get_weights())
 
 
-def test_early_stopping_puts_back_the_best_weights():
+def test_early_stopping_puts_back_the_best_weights(one_epoch):
     """They are the weights of an epoch's end, of a fit that ends there."""
     stops = keras.callbacks.EarlyStopping("loss", mode="max", patience=1, restore_best_weights=True)
-    stopped, short = convnet("adam", dropout=0.0), convnet("adam", dropout=0.0)
+    stopped, (short, _) = with_momentum(), one_epoch(2, drain_steps=None)
     assert len(fitted_spread(stopped, layerpipe(2), epochs=4, more=[stops])["loss"]) == 2
-    fitted_spread(short, layerpipe(2))
     assert same(stopped.get_weights(), short.get_weights())

@@ -17,7 +17,7 @@ from tf_ooo.planning.building.stages import merged
 from tf_ooo.rewriting import step_graph
 from tf_ooo.rewriting.branches import Branches, depth_first
 
-pytestmark = [pytest.mark.devices(4), pytest.mark.takes(100)]
+pytestmark = [pytest.mark.devices(4), pytest.mark.takes(30)]
 
 layers = keras.layers
 
@@ -31,7 +31,7 @@ def tower(x, name, count, width):
 def two_towers():
     """A layer with weights reads both."""
     inputs = [keras.Input((7,)), keras.Input((5,))]
-    towers = [tower(inputs[0], "query", 6, 19), tower(inputs[1], "item", 4, 23)]
+    towers = [tower(inputs[0], "query", 4, 19), tower(inputs[1], "item", 3, 23)]
     return keras.Model(inputs, layers.Dense(3, name="score")(layers.Concatenate()(towers)))
 
 
@@ -47,7 +47,7 @@ def forked():
     """Two branches begin behind common layers; one has a skip connection and one moving averages."""
     inputs = keras.Input((7,))
     x = tower(inputs, "common", 2, 17)
-    left, right = tower(x, "left", 4, 17), layers.BatchNormalization(name="norm")(tower(x, "right", 4, 21))
+    left, right = tower(x, "left", 2, 17), layers.BatchNormalization(name="norm")(tower(x, "right", 3, 21))
     joined = layers.Concatenate()([layers.Add()([x, left]), right])
     return keras.Model(inputs, layers.Dense(3, name="score")(joined))
 
@@ -85,9 +85,9 @@ def test_two_towers():
     usual = fits_of(training, "gpipe", "zb_v")
     names = [layer.name for layer in training._measured[1].layers]
     join = ["join before score (1)", "score"]
-    assert names == [*named("item", 4), *named("query", 6), *join]
+    assert names == [*named("item", 3), *named("query", 4), *join]
     by_hand = fits_of(
-        training, "1f1b", stages=[named("item", 4), *(["query_0"], named("query", 6)[1:]), ["score"]]
+        training, "1f1b", stages=[named("item", 3), ["query_0"], named("query", 4)[1:], ["score"]]
     )
     assert_beside(training, by_hand, [set(), set(), {1}, {0, 1, 2}])
     assert by_hand["1f1b"].report.pipeline.stages[3].layers == join

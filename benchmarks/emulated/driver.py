@@ -118,7 +118,9 @@ def measured(case: Case, cluster: str) -> Measured:
             Path(schedule).write_text(schedule_of(way.options, table, devices, microbatches).to_text())
         costs = replace(table, link=table.link.of_one_tier) if way.options.get("one_link") else table
         options = settings | {"schedule": schedule, "costs": costs}
-        run = Run(Pipeline(**options), table, known[0] if known else None)
+        # What the first fit measured has its costs.
+        taken = known[0] if known and costs is table else None
+        run = Run(Pipeline(**options), table, taken)
         known.append(run.profile)
         return run
 

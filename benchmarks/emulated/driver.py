@@ -105,22 +105,19 @@ def measured(case: Case, cluster: str) -> Measured:
             table, link=_measured(table.link, connect(cluster).devices, parameters.get("near", 1))
         )
     microbatches = parameters["microbatches"]
-    settings = {"devices": cluster or devices, "microbatches": microbatches}
+    settings = {"costs": table, "devices": cluster or devices, "microbatches": microbatches}
     settings |= {"profile_steps": 0, "compare": False, "check_loss": False}
     known: list[Profile | None] = []
 
     def start(way: Way) -> Run:
         # The first way's schedule is a file: costs of whole layers are then taken as they are, and no layer
         # is divided, in the ways behind it neither.
-        schedule = "auto"
-        if "auto" not in way.options:
+        schedule, one_link = "auto", bool(way.options.get("one_link"))
+        if "auto" not in way.options or one_link:
+            costs = replace(table, link=table.link.of_one_tier) if one_link else table
             schedule = f"{folder}/{way.name}.txt"
-            Path(schedule).write_text(schedule_of(way.options, table, devices, microbatches).to_text())
-        costs = replace(table, link=table.link.of_one_tier) if way.options.get("one_link") else table
-        options = settings | {"schedule": schedule, "costs": costs}
-        # What the first fit measured has its costs.
-        taken = known[0] if known and costs is table else None
-        run = Run(Pipeline(**options), table, taken)
+            Path(schedule).write_text(schedule_of(way.options, costs, devices, microbatches).to_text())
+        run = Run(Pipeline(schedule=schedule, **settings), table, known[0] if known else None)
         known.append(run.profile)
         return run
 

@@ -81,7 +81,7 @@ class Run(Fit):
 
 def _measured(link: Link, devices: Sequence[str], near: int) -> Link:
     """Return the link with the runtime's costs; so many devices each are in a process, near to each other."""
-    far = with_runtime(link, devices)
+    far = with_runtime(link, devices[::near])
     if near == 1:
         return far
     groups = tuple(number // near for number in range(len(devices)))

@@ -36,7 +36,8 @@ LAYERS = [
 
 
 def test_the_nearest_link_joins_two_devices():
-    tiers = TIERS.of_pairs("latency_s", 7)
+    one_by_other = np.divmod(np.arange(49), 7)
+    tiers = TIERS.of_pairs("latency_s", *one_by_other).reshape(7, 7)
     for one, other in itertools.permutations(range(7), 2):
         same_process, same_host = (
             {one, other} in ({0, 1}, {2, 3}),
@@ -44,7 +45,7 @@ def test_the_nearest_link_joins_two_devices():
         )
         expected = 1e-4 if same_process else 1e-3 if same_host else 5e-3
         assert tiers[one, other] == TIERS.between(one, other).latency_s == expected
-    assert all((FAR.of_pairs(name, 3) == getattr(FAR, name)).all() for name in MESSAGE)
+    assert all((FAR.of_pairs(name, *one_by_other) == getattr(FAR, name)).all() for name in MESSAGE)
 
 
 @pytest.mark.parametrize("changed", ["free", "without_runtime", "of_idle_ends"])

@@ -10,7 +10,7 @@ import pytest
 import tf_ooo
 from tf_ooo import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
-from tf_ooo.errors import CostError
+from tf_ooo.errors import CostError, ScheduleError
 from tf_ooo.planning.building.stages import merged
 from tf_ooo.planning.choosing.figures import side_by_side
 from tf_ooo.planning.model.task import Task
@@ -36,6 +36,46 @@ def test_the_update_waits_for_every_gradient_by_hand():
     update = tasks.index(Task("U", 0))
     assert timeline.start_s[0][update] == pytest.approx(sent + link.latency_s)
     assert tf_ooo.simulate(made, PLAIN, link).start_s[0][update] < sent
+
+
+def test_the_output_gradient_is_not_sent_with_the_table():
+    """Where dO and dW are one task they are two messages; with two owners on a device there are three."""
+    link = Link(0.0, 10.0)
+    layers = [LayerCosts(1, 1, 1, output_bytes=1), LayerCosts(1, 1, 1, tied=((0, 50.0),))]
+    made = tf_ooo.plan(layers=layers, mode="pipeline", schedule="gpipe", devices=2, microbatches=1, link=link)
+    assert made.fused_backward
+    timeline, tasks = tf_ooo.simulate(made, layers, link), list(made.tasks)
+    start_s = {task: timeline.start_s[0][place] for place, task in enumerate(tasks)}
+    assert start_s[Task("dO", 0)] == pytest.approx(1 + 0.1 + 3 + 0.1)
+    assert start_s[Task("U", 0)] == pytest.approx(4.2 + 5)
+    both = [
+        LAYERS[0],
+        replace(LAYERS[1], weight_bytes=1e6),
+        *LAYERS[2:-1],
+        replace(HEAD, tied=((0, 1e6), (1, 1e6))),
+    ]
+    two, one = (
+        merged(tuple(rows), ((0, 0), (1, 1), (2, 10)))
+        for rows in (both, [*both[:-1], replace(HEAD, tied=((0, 1e6),))])
+    )
+    orders = tf_ooo.plan(
+        layers=list(two), schedule="zb_h1", mode="pipeline", devices=3, microbatches=2, link=LINK
+    )
+    sizes = [
+        sorted(message.size_bytes for message in tf_ooo.simulate(orders, rows, LINK).messages)
+        for rows in (two, one)
+    ]
+    assert [row.count(1e6) for row in sizes] == [4, 2]
+
+
+@pytest.mark.parametrize("schedule", ["auto", "search", "in_order", "fast_forward", "reverse_first_k"])
+@pytest.mark.parametrize("mode", ["single_device", "data_parallel"])
+def test_a_device_that_has_all_weights_sends_none(mode, schedule):
+    shape = {"mode": mode, "devices": 1, "schedule": schedule}
+    if schedule in ("in_order", "reverse_first_k") and mode == "single_device":
+        shape["schedule"] = "auto"
+    made = tf_ooo.plan(layers=LAYERS, **shape)
+    assert made.predicted_step_s == tf_ooo.plan(layers=PLAIN, **shape).predicted_step_s
 
 
 def test_on_one_device_nothing_is_sent():
@@ -82,3 +122,12 @@ def test_a_table_keeps_them():
         content["layers"][-1]["tied"] = wrong
         with pytest.raises(CostError, match=message):
             CostTable.from_json(json.dumps(content))
+    for pairs in (3, (0,), ((0, 1, 2),), None):
+        with pytest.raises(CostError, match=r"tied must be pairs \(layer, bytes\)"):
+            replace(HEAD, tied=pairs)
+
+
+def test_a_schedule_without_some_layers_is_refused_as_ever():
+    made = tf_ooo.plan(layers=LAYERS[:4], schedule="gpipe", link=LINK, **SHAPE)
+    with pytest.raises(ScheduleError, match="has costs and is in no stage"):
+        tf_ooo.simulate(made, LAYERS, LINK)

@@ -91,6 +91,9 @@ class LayerCosts:
                 )
         if not isinstance(self.name, str):
             raise CostError(f"name must be text, got {self.name!r:.80}")
+        pairs = self.tied if isinstance(self.tied, (tuple, list)) else (None,)
+        if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in pairs):
+            raise CostError(f"{_where(self.name)}tied must be pairs (layer, bytes), got {self.tied!r:.80}")
         for _, size_bytes in self.tied:
             _check_amount(self.name, "tied", size_bytes)
         for field in ("inputs", "occupancy"):
@@ -224,13 +227,14 @@ class Link:
         joined = max(device, other) < len(self.groups) and self.groups[device] == self.groups[other]
         return self.near.between(device, other) if joined and self.near is not None else self
 
-    def of_pairs(self, name: str, devices: int) -> np.ndarray:
-        """Return a field of the link between each two devices, float64 (devices, devices)."""
-        values = np.full((devices, devices), getattr(self, name), float)
-        if self.near is None:
+    def of_pairs(self, name: str, devices: np.ndarray, others: np.ndarray) -> np.ndarray:
+        """Return a field of the link between each device and the other one, by number, float64."""
+        values = np.full(len(devices), getattr(self, name), float)
+        if self.near is None or not len(devices):
             return values
-        groups = np.array([*self.groups[:devices], *range(-1, len(self.groups) - devices - 1, -1)])
-        return np.where(groups[:, None] == groups, self.near.of_pairs(name, devices), values)
+        most = 1 + max(devices.max(), others.max())
+        groups = np.array([*self.groups[:most], *range(-1, len(self.groups) - most - 1, -1)])
+        return np.where(groups[devices] == groups[others], self.near.of_pairs(name, devices, others), values)
 
     def speeds_of(self, devices: Sequence[int]) -> tuple[float, ...]:
         """Return the speeds of these devices, by number; 1 if none are given."""

@@ -26,8 +26,8 @@ _WIDTH, _PRODUCTS = 256, 2
 def measured_link(devices: Sequence[str], hosts: Sequence[str]) -> Link:
     """Return the measured link between devices of different hosts, and nearer ones where there are any.
 
-    These join processes of one host, and devices of one process; of each kind two devices are measured, the
-    ones listed farthest from each other.  CostError: a device does not answer.
+    These join processes of one host, and devices of one process; of each kind two devices are measured: the
+    first one that has such a partner, and its last one.  CostError: a device does not answer.
     """
     processes = [name.rsplit("/device:", 1)[0] for name in devices]
     numbers, pairs = range(len(devices)), dict[int, tuple[str, str]]()
@@ -38,7 +38,9 @@ def measured_link(devices: Sequence[str], hosts: Sequence[str]) -> Link:
             pairs[tiers] = devices[one], devices[other]
     *nearer, farthest = sorted(pairs)
     ends = pairs[farthest]
-    far = with_runtime(measure_device_link(*ends), devices, ends)
+    # Messages between processes alone count in a step of these.
+    one_each = [devices[processes.index(process)] for process in dict.fromkeys(processes)]
+    far = with_runtime(measure_device_link(*ends), one_each if farthest else devices, ends)
     near: Link | None = None
     groups: tuple[int, ...] = ()
     for tiers in nearer:

@@ -253,7 +253,7 @@ class Measuring(Training):
         step = self._traced.as_step()
         calculated = measured_costs(step, None, on=measured_model(home_device())).layers
         layers = [
-            replace(known.get(layer.variables, from_shapes), inputs=from_shapes.inputs)
+            replace(known.get(layer.variables, from_shapes), inputs=from_shapes.inputs, tied=from_shapes.tied)
             for layer, from_shapes in zip(own, calculated, strict=True)
         ]
         note = f"costs are calculated from shapes, not measured, of {first_of(others) or 'layers'}"

@@ -150,7 +150,7 @@ def _stage_row(plan: Plan, stage: int, costs: CostTable, devices: Sequence[str])
 
 
 def _why(plan: Plan, stage: int, costs: CostTable) -> str:
-    """Return a stage's share of the seconds, and what it sends for each micro-batch."""
+    """Return a stage's share of the seconds, what it sends, and a layer that alone takes too long."""
     first, last = plan.problem.bounds[stage]
     layers, speeds = costs.layers, plan.problem.link.speeds_of(plan.schedule.device_of_stage)
     mine_s = sum(layer.busy_s for layer in layers[first : last + 1]) / speeds[stage]

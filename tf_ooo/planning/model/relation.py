@@ -19,7 +19,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -39,7 +39,8 @@ _PLACES_PER_TASK, _PLACES = 64, 1 << 16
 class Edges:
     """Holds edges for one reason between places in the lanes; the target is ``steps`` steps later.
 
-    ``message_bytes`` are sent if the devices differ; None: the target only waits.
+    ``message_bytes`` are sent if the devices differ; None: the target only waits.  A source sends each
+    ``tensor`` to a device once.
     """
 
     source: Ints
@@ -47,6 +48,7 @@ class Edges:
     message_bytes: float | None
     why: str
     steps: int = 0
+    tensor: int = 0
 
 
 class Relation:
@@ -131,15 +133,15 @@ class Relation:
         ``devices``: the device of each stage, where the lanes do not tell.
         """
         edges = [edge for edge in _merged(self._edges(between_steps=False)) if not edge.steps]
+        if devices is not None:
+            edges += self._tied_to_last(devices)
         nothing = np.zeros(0, np.int64)
         source = np.concatenate([nothing, *(edge.source for edge in edges)])
         target = np.concatenate([nothing, *(edge.target for edge in edges)])
         size_bytes = np.concatenate([np.zeros(0), *map(self._bytes_until_there, edges)])
         device = self.device if devices is None else devices[self.fields.stage]
-        pair, count = (device[source], device[target]), int(device.max(initial=0)) + 1
-        lag_s = (
-            link.of_pairs("latency_s", count)[pair] + size_bytes / link.of_pairs("bytes_per_s", count)[pair]
-        )
+        pair = device[source], device[target]
+        lag_s = link.of_pairs("latency_s", *pair) + size_bytes / link.of_pairs("bytes_per_s", *pair)
         return source, target, np.nan_to_num(lag_s)
 
     def _bytes_until_there(self, edges: Edges) -> Floats:
@@ -194,18 +196,23 @@ class Relation:
             yield from self._tied_gradients(user, stage, size)
 
     def _tied_gradients(self, user: int, stage: int, size: float) -> Iterator[Edges]:
-        """Yield edges from each dW of a stage that uses another one's weights; their sums wait for it.
-
-        Without updates among the tasks, the last dW stands for them.
-        """
-        why = _TIED
-        reader = next((kind for kind in ("comm", "U") if self.has(kind, stage)), "dW")
+        """Yield edges from each dW of a stage that uses another one's weights; their sums wait for it."""
+        reader = "comm" if self.has("comm", stage) else "U"
         if self.schedule.asynchronous:
-            yield from self._pairs(("dW", user), (reader, stage), size, why)
+            for edges in self._pairs(("dW", user), (reader, stage), size, _TIED):
+                yield replace(edges, tensor=1 + stage)
             return
-        gradients, readers = self.there("dW", user), self.there(reader, stage)
-        for then in readers[-1:] if reader == "dW" else readers:
-            yield Edges(gradients, np.full(len(gradients), then), size, why)
+        gradients = self.there("dW", user)
+        for then in self.there(reader, stage):
+            yield Edges(gradients, np.full(len(gradients), then), size, _TIED, tensor=1 + stage)
+
+    def _tied_to_last(self, devices: Ints) -> Iterator[Edges]:
+        """Yield what stands for tied gradients where there are no updates: each goes to the last dW elsewhere."""
+        for stage, users in enumerate(self._tied):
+            for user, size in users:
+                if devices[user] != devices[stage] and not self.has("U", stage):
+                    gradients, last = self.there("dW", user), self.there("dW", stage)[-1:]
+                    yield Edges(gradients, np.repeat(last, len(gradients)), size, _TIED, tensor=1 + stage)
 
     def _next_step(self, stage: int) -> Iterator[Edges]:
         if not (self.schedule.asynchronous or self.schedule.barrier):
@@ -323,21 +330,24 @@ def tied_stages(layers: Layers, stage_of: Sequence[int] | dict[int, int]) -> dic
 def _tied_to(schedule: Schedule, layers: Layers | None, stages: int) -> list[list[tuple[int, float]]]:
     """Return for each stage those that use its weights, and the bytes that each sends."""
     users: list[list[tuple[int, float]]] = [[] for _ in range(stages)]
-    if layers is not None and any(layer.tied for layer in layers):
+    # On one device nothing is sent, and of workers each has all weights.
+    sends = schedule.mode in ("pipeline", "layerpipe")
+    if sends and layers is not None and any(layer.tied for layer in layers):
         stage_of = {layer: stage for stage in range(stages) for layer in schedule.layers_of(stage)}
-        for user, owners in tied_stages(layers, stage_of).items():
+        for user, owners in tied_stages(layers[: len(stage_of)], stage_of).items():
             for owner, size in owners.items():
                 users[owner].append((user, size))
     return users
 
 
 def _merged(edges: Iterable[Edges]) -> list[Edges]:
-    """Merge edges of equal reason, size and step distance: thousands of stages give a few arrays."""
-    groups: dict[tuple[str, float | None, int], list[tuple[Ints, Ints]]] = {}
+    """Merge edges of equal reason, size, step distance and tensor: thousands of stages give a few arrays."""
+    groups: dict[tuple[str, float | None, int, int], list[tuple[Ints, Ints]]] = {}
     for edge in edges:
-        groups.setdefault((edge.why, edge.message_bytes, edge.steps), []).append((edge.source, edge.target))
+        key = edge.why, edge.message_bytes, edge.steps, edge.tensor
+        groups.setdefault(key, []).append((edge.source, edge.target))
     merged = []
-    for (why, size, steps), pairs in groups.items():
+    for (why, size, steps, tensor), pairs in groups.items():
         source, target = (np.concatenate(nodes) for nodes in zip(*pairs, strict=True))
-        merged.append(Edges(source, target, size, why, steps))
+        merged.append(Edges(source, target, size, why, steps, tensor))
     return merged

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 12
 # (sources, targets, bytes of each message) of edges.
-_Sent = list[tuple[Ints, Ints, Floats]]
+_Sent = list[tuple[Ints, Ints, Floats, Ints]]
 Values = TypeVar("Values", Ints, Floats)
 
 
@@ -275,7 +275,7 @@ def _new_weights_s(relation: Relation, layers: Layers, link: Link) -> Floats:
 
 
 def _edges(repeated: _Repeated, device: Ints) -> tuple[list[Ints], list[Ints], _Sent]:
-    """Return edges without a message (sources, targets), and those with one: (source, target, bytes)."""
+    """Return edges without a message (sources, targets), and with one: (source, target, bytes, tensor)."""
     sources, targets, sent = [], [], []
     for edges in repeated.relation.edges:
         source, target = repeated.pairs(edges)
@@ -283,7 +283,8 @@ def _edges(repeated: _Repeated, device: Ints) -> tuple[list[Ints], list[Ints], _
             crossing = device[source] != device[target]
             if crossing.any():
                 size_bytes = np.full(int(crossing.sum()), edges.message_bytes)
-                sent.append((source[crossing], target[crossing], size_bytes))
+                tensor = np.full(len(size_bytes), edges.tensor)
+                sent.append((source[crossing], target[crossing], size_bytes, tensor))
                 source, target = source[~crossing], target[~crossing]
         sources.append(source)
         targets.append(target)
@@ -297,13 +298,13 @@ class _Links:
     """
 
     def __init__(self, repeated: _Repeated, device: Ints, sent: _Sent, link: Link) -> None:
-        nothing = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
-        source, self.consumer, size = (np.concatenate(column) for column in zip(nothing, *sent, strict=True))
-        self.link, self.devices = link, int(device.max(initial=0)) + 1
-        devices = self.devices
+        whole = np.zeros(0, np.int64)
+        columns = zip((whole, whole, np.zeros(0), whole), *sent, strict=True)
+        source, self.consumer, size, tensor = map(np.concatenate, columns)
+        self.link, devices = link, int(device.max(initial=0)) + 1
         pair = device[source].astype(np.int64) * devices + device[self.consumer]
         # Messages sorted by link, then by producer, which is the order of the lane.
-        key = pair * len(device) + source
+        key = (pair * len(device) + source) * (1 + tensor.max(initial=0)) + tensor
         unique, first, inverse = np.unique(key, return_index=True, return_inverse=True)
         self.producer, self.message_of = source[first], inverse
         self.size_bytes = np.zeros(len(unique))
@@ -322,7 +323,7 @@ class _Links:
 
     def of_each(self, name: str) -> Floats:
         """Return a field of each message's link, float64."""
-        values: Floats = self.link.of_pairs(name, self.devices)[self.source_device, self.target_device]
+        values: Floats = self.link.of_pairs(name, self.source_device, self.target_device)
         return values
 
     def messages(self, start: Floats, end: Floats) -> MessageColumns:

@@ -39,7 +39,7 @@ def test_the_update_waits_for_every_gradient_by_hand():
 
 
 def test_the_output_gradient_is_not_sent_with_the_table():
-    """Where dO and dW are one task they are two messages; with two owners on a device there are three."""
+    """A dW sends both apart where it is one task with dO, and one table to each owner on a device."""
     link = Link(0.0, 10.0)
     layers = [LayerCosts(1, 1, 1, output_bytes=1), LayerCosts(1, 1, 1, tied=((0, 50.0),))]
     made = tf_ooo.plan(layers=layers, mode="pipeline", schedule="gpipe", devices=2, microbatches=1, link=link)

@@ -207,7 +207,7 @@ class Relation:
             yield Edges(gradients, np.full(len(gradients), then), size, _TIED, tensor=1 + stage)
 
     def _tied_to_last(self, devices: Ints) -> Iterator[Edges]:
-        """Yield what stands for tied gradients where there are no updates: each goes to the last dW elsewhere."""
+        """Yield what stands for tied gradients without updates: each goes to the last dW elsewhere."""
         for stage, users in enumerate(self._tied):
             for user, size in users:
                 if devices[user] != devices[stage] and not self.has("U", stage):

@@ -108,12 +108,14 @@ def test_near_devices_need_a_link_between_their_groups():
 def test_messages_by_hand():
     """Three stages: from 0 to 1 it is near, from 1 to 2 far; what the ends spend is computing time."""
     layers, link = LAYERS[:3], replace(FAR, near=NEAR, groups=(0, 0, 1), task_s=0.0)
-    made = tf_ooo.plan(layers=layers, mode="pipeline", schedule="gpipe", devices=3, microbatches=1, link=link)
+    planned = tf_ooo.plan(
+        layers=layers, mode="pipeline", schedule="gpipe", devices=3, microbatches=1, link=link
+    )
     ends = [FAR.overhead_s_per_byte * layers[1].output_bytes + s for s in (FAR.send_s, FAR.receive_s)]
     expected_s = sum(layer.forward_s for layer in layers) + sum(ends)
     expected_s += NEAR.seconds(layers[0].output_bytes) + FAR.seconds(layers[1].output_bytes)
-    timeline = tf_ooo.simulate(made, layers, link)
-    last = list(made.tasks).index(Task("F", 2))
+    timeline = tf_ooo.simulate(planned, layers, link)
+    last = list(planned.tasks).index(Task("F", 2))
     assert timeline.end_s[0][last] == pytest.approx(expected_s)
 
 
@@ -127,24 +129,25 @@ def test_a_near_link_that_is_no_nearer_changes_nothing(seed, schedule):
     groups = tuple(draw.randrange(2) for _ in range(3))
     count = {} if schedule == "layerpipe" else {"microbatches": draw.randint(3, 6)}
     mode = "layerpipe" if schedule == "layerpipe" else "pipeline"
-    made = tf_ooo.plan(layers=LAYERS, mode=mode, schedule=schedule, devices=3, link=link, **count)
-    plain = tf_ooo.simulate(made, LAYERS, link, 3)
-    alike = tf_ooo.simulate(made, LAYERS, replace(link, near=link, groups=groups), 3)
+    planned = tf_ooo.plan(layers=LAYERS, mode=mode, schedule=schedule, devices=3, link=link, **count)
+    plain = tf_ooo.simulate(planned, LAYERS, link, 3)
+    alike = tf_ooo.simulate(planned, LAYERS, replace(link, near=link, groups=groups), 3)
     assert np.array_equal(alike.start_s, plain.start_s)
     assert np.array_equal(alike.end_s, plain.end_s)
 
 
 def test_the_search_finds_the_near_devices_however_they_are_listed():
     def step_s(link, groups):
-        made = tf_ooo.plan(layers=LAYERS, mode="pipeline", devices=4, microbatches=4, link=link)
+        planned = tf_ooo.plan(layers=LAYERS, mode="pipeline", devices=4, microbatches=4, link=link)
         return [
-            tf_ooo.simulate(made, LAYERS, replace(FAR, near=NEAR, groups=each)).makespan_s for each in groups
+            tf_ooo.simulate(planned, LAYERS, replace(FAR, near=NEAR, groups=each)).makespan_s
+            for each in groups
         ]
 
     ways = [(0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 0)]
-    found = [step_s(replace(FAR, near=NEAR, groups=groups), [groups])[0] for groups in ways]
-    assert all(ours < blind for ours, blind in zip(found, step_s(FAR, ways), strict=True))
-    assert max(found) <= 1.02 * min(found)
+    ours_s = [step_s(replace(FAR, near=NEAR, groups=groups), [groups])[0] for groups in ways]
+    assert all(ours < blind for ours, blind in zip(ours_s, step_s(FAR, ways), strict=True))
+    assert max(ours_s) <= 1.02 * min(ours_s)
 
 
 def test_of_each_kind_of_link_one_is_measured(monkeypatch):
@@ -162,13 +165,13 @@ def test_of_each_kind_of_link_one_is_measured(monkeypatch):
 
     monkeypatch.setattr(runtime_costs, "measure_device_link", link)
     monkeypatch.setattr(runtime_costs, "with_runtime", with_ends)
-    found = runtime_costs.measured_link(names, ["a", "a", "b", "a"])
+    tiers = runtime_costs.measured_link(names, ["a", "a", "b", "a"])
     assert measured == [(0, 2), (0, 1)]
-    assert found.groups == (0, 0, 2, 0)
-    assert found.between(0, 3) == Link(30e-6)  # of one process
-    assert found.between(1, 3).seconds(0) == pytest.approx(7e-4)  # 1 ms, of which the ends spend 0.3 ms
-    assert found.between(1, 3).send_s == found.send_s == 2e-4
-    assert found.between(3, 2).latency_s == 5e-3
+    assert tiers.groups == (0, 0, 2, 0)
+    assert tiers.between(0, 3) == Link(30e-6)  # of one process
+    assert tiers.between(1, 3).seconds(0) == pytest.approx(7e-4)  # 1 ms, of which the ends spend 0.3 ms
+    assert tiers.between(1, 3).send_s == tiers.send_s == 2e-4
+    assert tiers.between(3, 2).latency_s == 5e-3
     # No host has several processes here, and no process several devices.
     alone = runtime_costs.measured_link(names[1:3], ["a", "b"])
     assert alone.near is None

@@ -103,11 +103,13 @@ def test_searched_cuts_are_within_2_percent_of_the_optimum(seed):
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_where_stages_are_is_within_2_percent_of_the_optimum(seed, tied):
-    """Devices 0 and 2 are near; of a model with tied weights the last stage sends to the first one, too."""
+    """Devices 0 and 2 are near, or none is; with tied weights the last stage sends to the first one, too."""
     chance = random.Random(seed)
     microbatches, layers = chance.randint(1, 3), chance.randint(3, 4)
     costs = [tuple(chance.randint(1, 9) for _ in range(3)) for _ in range(layers)]
     link = Link(float(chance.randint(2, 9)), near=Link(float(chance.randint(0, 1))), groups=(0, 1, 0))
+    if tied and seed % 2:
+        link = link.of_one_tier
     rows = [LayerCosts(*row) for row in costs]
     if tied:
         rows[-1] = LayerCosts(*costs[-1], tied=((0, 1.0),))

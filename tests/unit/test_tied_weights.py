@@ -11,8 +11,10 @@ import tf_ooo
 from tf_ooo import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import CostError, ScheduleError
+from tf_ooo.planning.building.stage_search import StageSearch
 from tf_ooo.planning.building.stages import merged
 from tf_ooo.planning.choosing.figures import side_by_side
+from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.task import Task
 
 TABLE_BYTES = 4e6
@@ -27,24 +29,26 @@ SHAPE = {"mode": "pipeline", "devices": 3, "microbatches": 3}
 
 def test_the_update_waits_for_every_gradient_by_hand():
     link = Link(1e-3, 1e8)
-    made = tf_ooo.plan(layers=LAYERS, schedule="gpipe", link=link, **SHAPE)
-    tasks, timeline = list(made.tasks), tf_ooo.simulate(made, LAYERS, link)
+    planned = tf_ooo.plan(layers=LAYERS, schedule="gpipe", link=link, **SHAPE)
+    tasks, timeline = list(planned.tasks), tf_ooo.simulate(planned, LAYERS, link)
     ends = [timeline.end_s[0][tasks.index(Task("dW", 2, number))] for number in range(3)]
     sent = 0.0
     for end in sorted(ends):  # one after the other on the link, each there a latency later
         sent = max(sent, end) + TABLE_BYTES / link.bytes_per_s
     update = tasks.index(Task("U", 0))
     assert timeline.start_s[0][update] == pytest.approx(sent + link.latency_s)
-    assert tf_ooo.simulate(made, PLAIN, link).start_s[0][update] < sent
+    assert tf_ooo.simulate(planned, PLAIN, link).start_s[0][update] < sent
 
 
 def test_the_output_gradient_is_not_sent_with_the_table():
     """A dW sends both apart where it is one task with dO, and one table to each owner on a device."""
     link = Link(0.0, 10.0)
     layers = [LayerCosts(1, 1, 1, output_bytes=1), LayerCosts(1, 1, 1, tied=((0, 50.0),))]
-    made = tf_ooo.plan(layers=layers, mode="pipeline", schedule="gpipe", devices=2, microbatches=1, link=link)
-    assert made.fused_backward
-    timeline, tasks = tf_ooo.simulate(made, layers, link), list(made.tasks)
+    planned = tf_ooo.plan(
+        layers=layers, mode="pipeline", schedule="gpipe", devices=2, microbatches=1, link=link
+    )
+    assert planned.fused_backward
+    timeline, tasks = tf_ooo.simulate(planned, layers, link), list(planned.tasks)
     start_s = {task: timeline.start_s[0][place] for place, task in enumerate(tasks)}
     assert start_s[Task("dO", 0)] == pytest.approx(1 + 0.1 + 3 + 0.1)
     assert start_s[Task("U", 0)] == pytest.approx(4.2 + 5)
@@ -74,27 +78,37 @@ def test_a_device_that_has_all_weights_sends_none(mode, schedule):
     shape = {"mode": mode, "devices": 1, "schedule": schedule}
     if schedule in ("in_order", "reverse_first_k") and mode == "single_device":
         shape["schedule"] = "auto"
-    made = tf_ooo.plan(layers=LAYERS, **shape)
-    assert made.predicted_step_s == tf_ooo.plan(layers=PLAIN, **shape).predicted_step_s
+    planned = tf_ooo.plan(layers=LAYERS, **shape)
+    assert planned.predicted_step_s == tf_ooo.plan(layers=PLAIN, **shape).predicted_step_s
 
 
 def test_on_one_device_nothing_is_sent():
-    made = tf_ooo.plan(layers=LAYERS, schedule="zb_v", link=LINK, **SHAPE)
-    assert made.device_of_stage[0] == made.device_of_stage[-1]
-    both = [tf_ooo.simulate(made, layers, LINK) for layers in (LAYERS, PLAIN)]
+    planned = tf_ooo.plan(layers=LAYERS, schedule="zb_v", link=LINK, **SHAPE)
+    assert planned.device_of_stage[0] == planned.device_of_stage[-1]
+    both = [tf_ooo.simulate(planned, layers, LINK) for layers in (LAYERS, PLAIN)]
     assert both[0].makespan_s == both[1].makespan_s
 
 
 @pytest.mark.parametrize("bytes_per_s", [2e7, 2e8])
 def test_where_sending_them_takes_long_both_ends_are_on_one_device(bytes_per_s):
     link = replace(LINK, bytes_per_s=bytes_per_s)
-    made = tf_ooo.plan(layers=LAYERS, link=link, **SHAPE)
-    assert made.device_of_stage[0] == made.device_of_stage[-1]
+    planned = tf_ooo.plan(layers=LAYERS, link=link, **SHAPE)
+    assert planned.device_of_stage[0] == planned.device_of_stage[-1]
     blind = tf_ooo.plan(layers=PLAIN, link=link, **SHAPE)
-    ours_s, blind_s = (tf_ooo.simulate(each, LAYERS, link).makespan_s for each in (made, blind))
+    ours_s, blind_s = (tf_ooo.simulate(each, LAYERS, link).makespan_s for each in (planned, blind))
     assert ours_s <= blind_s
     searched = tf_ooo.plan(layers=LAYERS, link=link, schedule="zb_search", **SHAPE)
     assert searched.device_of_stage[0] == searched.device_of_stage[-1]
+
+
+def test_the_same_cut_on_other_devices_sends_other_gradients():
+    problem = Problem(tuple(LAYERS), 3, 3, link=Link(0.0, 1e8), mode="pipeline")
+    searched, owners = (
+        StageSearch(problem, 6),
+        [(0, 0, 0, 1, 1, 1, 2, 2, 2, 0, 0), (0, 0, 0, 1, 1, 1, 0, 0, 0, 2, 2)],
+    )
+    together, apart = (searched.ordered(owner).within_s for owner in owners)
+    assert together < apart == StageSearch(problem, 6).ordered(owners[1]).within_s
 
 
 def test_stages_are_tied_as_their_layers_are():
@@ -102,9 +116,9 @@ def test_stages_are_tied_as_their_layers_are():
     assert [stage.tied for stage in merged(tuple(layers), ((0, 3), (4, 7), (8, 10)))] == [
         (), ((0, 100.0),), ((0, TABLE_BYTES),),
     ]  # fmt: skip
-    made = tf_ooo.plan(layers=LAYERS, schedule="1f1b", link=LINK, **SHAPE)
-    stages = merged(tuple(LAYERS), made.stages, 3)
-    _, of_both = side_by_side(replace(made, stages=()), [stages, stages])
+    planned = tf_ooo.plan(layers=LAYERS, schedule="1f1b", link=LINK, **SHAPE)
+    stages = merged(tuple(LAYERS), planned.stages, 3)
+    _, of_both = side_by_side(replace(planned, stages=()), [stages, stages])
     assert [layer.tied for layer in of_both] == [(), (), ((0, TABLE_BYTES),), (), (), ((3, TABLE_BYTES),)]
 
 
@@ -128,6 +142,6 @@ def test_a_table_keeps_them():
 
 
 def test_a_schedule_without_some_layers_is_refused_as_ever():
-    made = tf_ooo.plan(layers=LAYERS[:4], schedule="gpipe", link=LINK, **SHAPE)
+    planned = tf_ooo.plan(layers=LAYERS[:4], schedule="gpipe", link=LINK, **SHAPE)
     with pytest.raises(ScheduleError, match="has costs and is in no stage"):
-        tf_ooo.simulate(made, LAYERS, LINK)
+        tf_ooo.simulate(planned, LAYERS, LINK)

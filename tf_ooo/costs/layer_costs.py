@@ -215,9 +215,11 @@ class Link:
                 "near, the link within groups, and groups belong together; only one of them is given"
             )
         near = self.near
-        if near is not None and not isinstance(near, Link):
+        if near is None:
+            return
+        if not isinstance(near, Link):
             raise CostError(f"near must be a Link, got {near!r:.80}")
-        if near is not None and (near.machines or near.speeds or near.task_s or near.step_s):
+        if near.machines or near.speeds or near.task_s or near.step_s:
             raise CostError(
                 "near has messages only: give machines, speeds, task_s, step_s to the link itself"
             )
@@ -232,8 +234,7 @@ class Link:
         values = np.full(len(devices), getattr(self, name), float)
         if self.near is None or not len(devices):
             return values
-        most = 1 + max(devices.max(), others.max())
-        groups = np.array([*self.groups[:most], *range(-1, len(self.groups) - most - 1, -1)])
+        groups = np.array(self._in(range(1 + max(devices.max(), others.max()))))
         return np.where(groups[devices] == groups[others], self.near.of_pairs(name, devices, others), values)
 
     def speeds_of(self, devices: Sequence[int]) -> tuple[float, ...]:
@@ -245,11 +246,9 @@ class Link:
         machines = tuple(self.machines[n] for n in devices if n < len(self.machines))
         speeds = self.speeds_of(devices) if self.speeds else ()
         link = replace(self, machines=machines, speeds=speeds)
-        return (
-            link
-            if self.near is None
-            else replace(link, near=self.near.among(devices), groups=self._in(devices))
-        )
+        if self.near is None:
+            return link
+        return replace(link, near=self.near.among(devices), groups=self._in(devices))
 
     def _in(self, devices: Sequence[int]) -> tuple[int, ...]:
         """Return the groups of these devices, by number; one without a group gets its own."""

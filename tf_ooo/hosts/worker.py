@@ -58,19 +58,13 @@ def serve(
     versions.check_versions()
     import tensorflow as tf
 
-    cpus = [tf.config.get_logical_device_configuration(cpu) for cpu in tf.config.list_physical_devices("CPU")]
-    config = tf.compat.v1.ConfigProto(
-        device_count={"CPU": sum(len(devices or [None]) for devices in cpus)},
-        inter_op_parallelism_threads=inter_op_threads or max(LEAST_THREADS, os.cpu_count() or 1),
-        intra_op_parallelism_threads=intra_op_threads,
-    )
     try:
         with only_at(addresses[task]):
             server = tf.distribute.Server(
                 tf.train.ClusterSpec({"worker": list(addresses)}),
                 job_name="worker",
                 task_index=task,
-                config=config,
+                config=_config(inter_op_threads, intra_op_threads),
             )
     except tf.errors.OpError as error:
         reason = can_listen(addresses[task]) or error.message
@@ -92,6 +86,18 @@ def serve(
         f"TensorFlow {facts.tensorflow}, tf_ooo {facts.tf_ooo}, process {os.getpid()}"
     )
     _wait_for_the_end(ended, say)
+
+
+def _config(inter_op_threads: int | None, intra_op_threads: int) -> Any:
+    """Return the server's settings: as many CPU devices as this process was configured to have."""
+    import tensorflow as tf
+
+    cpus = map(tf.config.get_logical_device_configuration, tf.config.list_physical_devices("CPU"))
+    return tf.compat.v1.ConfigProto(
+        device_count={"CPU": sum(len(devices or [None]) for devices in cpus)},
+        inter_op_parallelism_threads=inter_op_threads or max(LEAST_THREADS, os.cpu_count() or 1),
+        intra_op_parallelism_threads=intra_op_threads,
+    )
 
 
 def _check(addresses: Sequence[str], task: int, inter_op_threads: int | None, insecure_network: bool) -> None:

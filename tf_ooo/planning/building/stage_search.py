@@ -211,7 +211,7 @@ class StageSearch:
     def _tasks_of(self, stages: StagedLayers) -> StepTasks:
         """Return the tasks of these stages, with the devices' speeds and, where they take time, messages."""
         link = self.problem.link
-        place = stages.place if link.busies_ends or link.near else ()
+        place = stages.place if link.busies_ends or self.places_matter else ()
         key = stages.bounds, link.speeds_of(stages.place), place
         if key not in self._tasks:
             if len(self._tasks) >= _KEPT_TASKS:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tf_ooo.costs.table import CostTable
 
 _SHOWN = 12
-# (sources, targets, bytes of each message) of edges.
+# (sources, targets, bytes of each message, number of its tensor) of edges.
 _Sent = list[tuple[Ints, Ints, Floats, Ints]]
 Values = TypeVar("Values", Ints, Floats)
 
@@ -265,11 +265,10 @@ def _new_weights_s(relation: Relation, layers: Layers, link: Link) -> Floats:
             both = (updates >= 0) & (readers >= 0)
             to = np.where(both, relation.device[readers], -1)
             both &= (to != relation.device[updates]) & (to != sent_to)
-            for update, reader in zip(updates[both].tolist(), readers[both].tolist(), strict=True):
-                between = link.between(int(relation.device[update]), int(relation.device[reader]))
-                each_s = weights * between.overhead_s_per_byte
-                taken_s[update] += each_s + between.send_s
-                taken_s[reader] += each_s + between.receive_s
+            pairs = relation.device[updates[both]], relation.device[readers[both]]
+            each_s = weights * link.of_pairs("overhead_s_per_byte", *pairs)
+            taken_s[updates[both]] += each_s + link.of_pairs("send_s", *pairs)
+            taken_s[readers[both]] += each_s + link.of_pairs("receive_s", *pairs)
             sent_to = np.where(both, to, sent_to)
     return taken_s
 

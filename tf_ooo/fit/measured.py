@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -49,7 +50,7 @@ def measured_costs(
     costs = step_costs(step.known.alone, graph, mean, *tasks, factor, on)
     copies, gradients, tied = tied_bytes(step)
     seconds = costs.op_seconds
-    layers = tuple(map(_with_tied, costs.layers, copies, gradients, tied))
+    layers = tuple(map(_with_tied, itertools.count(), costs.layers, copies, gradients, tied))
     if profile is not None and profile.core_s:
         core_s = step.averaged(profile.core_s, general)
         # The time that ``factor`` adds to an op is one thread looking for the next.
@@ -89,16 +90,23 @@ def tied_bytes(step: StepGraph) -> tuple[list[float], list[float], list[dict[int
 
 
 def _with_tied(
-    layer: LayerCosts, copies_bytes: float, gradients_bytes: float, made_here_bytes: dict[int, float]
+    number: int,
+    layer: LayerCosts,
+    copies_bytes: float,
+    gradients_bytes: float,
+    made_here_bytes: dict[int, float],
 ) -> LayerCosts:
-    """Return the layer with these bytes added; gradients count from F on, a slight overestimate."""
+    """Return the layer with these bytes added; gradients count from F on, a slight overestimate.
+
+    It is tied to lower layers alone: what a gradient penalty's dW sends to layers above is left out.
+    """
     return dataclasses.replace(
         layer,
         activation_bytes=layer.activation_bytes + copies_bytes + gradients_bytes,
         forward_bytes=layer.activation_bytes if layer.forward_bytes is None else layer.forward_bytes,
         weight_grad_bytes=layer.kept_bytes + gradients_bytes,
         summand_bytes=layer.summand_bytes + sum(made_here_bytes.values()),
-        tied=tuple(sorted(made_here_bytes.items())),
+        tied=tuple(pair for pair in sorted(made_here_bytes.items()) if pair[0] < number),
     )
 
 
